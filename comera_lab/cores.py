@@ -109,7 +109,7 @@ def matrix_to_cores(matrix: Tensor, shape: TTShape | TTMShape, error: float | No
 def _padded(matrix: Tensor, rows: int, columns: int, row_modes: Sequence[int], column_modes: Sequence[int]) -> Tensor:
     if tuple(matrix.shape) != (rows, columns):
         raise ShapeError(
-            f"the shape describes a {(rows, columns)} matrix, got {tuple(matrix.shape)}. Transpose it, or build its own."
+            f"the shape describes a {(rows, columns)} matrix, got {tuple(matrix.shape)}. Transpose it, or rebuild it."
         )
     padded = matrix.new_zeros(math.prod(row_modes), math.prod(column_modes))
     padded[:rows, :columns] = matrix

@@ -1,0 +1,296 @@
+"""y = x W^T from x and the cores of W, the dense weight and its gradient never formed.
+
+An order of contraction is a tuple of cuts 0 = c_0 < c_1 < .. < c_t = d + e: the cores between two cuts are
+multiplied into one block, and x eats the blocks from left to right.
+    (0, d, d + e)        half-chains: y = (x A) B with A (in, r_d) and B (r_d, out); right for many rows
+    (0, 1, .., d + e)    sequential: no block is built; right for few rows
+    (0, d + e)           the dense weight: never chosen, listed for comparison
+`plan` finds the cheapest order by dynamic programming over the cuts (CoMERA, arXiv 2405.14377, optimises the
+same choice by hand for d = e = 3). Gradients are exact for every order, also twice differentiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from comera_lab.cores import chain, chain_tree, cores_to_matrix
+from comera_lab.shapes import ShapeError, TTShape, positive_int
+
+# What one more torch call and one more byte cost, in FLOPs, on 2 CPU cores: about 4 us and 0.1 ns against
+# 50 GFLOP/s. Only ratios matter; `comera-lab bench --suite cpu` checks the choice at 1 and 8 rows.
+CALL_FLOPS = 200_000
+BYTE_FLOPS = 5
+ELEMENT_BYTES = 4
+# The gradient passes walk g in row blocks of about this many elements, so that its second use finds it in cache.
+BLOCK_ELEMENTS = 1 << 20
+# Below this many rows the plain products are as fast as the blocked ones.
+BLOCKED_ROWS = 256
+RANK_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of contraction and what a forward call costs: `bytes` counts each operand and result once."""
+
+    name: str
+    cuts: tuple[int, ...]
+    flops: int
+    bytes: int
+    largest_intermediate: int
+    calls: int
+
+    @property
+    def cost(self) -> int:
+        return self.flops + CALL_FLOPS * self.calls + BYTE_FLOPS * self.bytes
+
+
+@dataclass(frozen=True)
+class ContractionPlan:
+    """The chosen order for a shape and a number of rows, beside its rivals. `str()` prints a table."""
+
+    shape: TTShape
+    rows: int
+    chosen: Order
+    rivals: tuple[Order, ...]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return self.chosen.cuts
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    @property
+    def flops(self) -> int:
+        return self.chosen.flops
+
+    @property
+    def bytes(self) -> int:
+        return self.chosen.bytes
+
+    @property
+    def largest_intermediate(self) -> int:
+        return self.chosen.largest_intermediate
+
+    def __str__(self) -> str:
+        shape = self.shape
+        lines = [
+            f"TT linear {shape.in_features} -> {shape.out_features}, modes {shape.in_modes} | {shape.out_modes}, "
+            f"ranks {shape.ranks}, {self.rows:,} rows (predicted, forward)",
+            f"  {'order':<22}{'FLOPs':>16}{'largest intermediate':>22}{'MiB moved':>12}  cuts",
+        ]
+        for order in (self.chosen, *(rival for rival in self.rivals if rival.cuts != self.chosen.cuts)):
+            mark = "*" if order is self.chosen else " "
+            lines.append(
+                f"{mark} {order.name:<22}{order.flops:>16,}{order.largest_intermediate:>22,}"
+                f"{order.bytes / 2**20:>12.2f}  {order.cuts}"
+            )
+        dense = 2 * self.rows * shape.dense_params
+        lines.append(f"* chosen: {dense / max(self.flops, 1):.1f}x fewer FLOPs than nn.Linear ({dense:,})")
+        return "\n".join(lines)
+
+
+@lru_cache(maxsize=4096)
+def _block(shape: TTShape, rows: int, start: int, stop: int) -> tuple[int, int, int, int]:
+    """(FLOPs, bytes, largest intermediate, calls) of building cores [start, stop) and feeding them to x."""
+    modes, ranks, split = shape.modes, shape.ranks, shape.split
+    build, _ = chain_tree(modes[start:stop], ranks[start : stop + 1])
+    eaten = math.prod(modes[start : min(stop, split)])
+    waiting = math.prod(modes[max(start, min(stop, split)) : split])
+    made = math.prod(modes[max(start, split) : stop])
+    produced = math.prod(modes[split:start])
+    before = rows * waiting * produced * eaten * ranks[start]
+    after = rows * waiting * produced * made * ranks[stop]
+    block = ranks[start] * eaten * made * ranks[stop]
+    flops = build + 2 * before * made * ranks[stop]
+    moved = ELEMENT_BYTES * (before + after + 2 * block)
+    built = block if stop - start > 1 else 0
+    # A waiting input mode has to be moved behind the new bond: one more call, one more pass.
+    calls = stop - start + (1 if waiting > 1 else 0)
+    return flops, moved, max(built, after), calls
+
+
+def _order(shape: TTShape, rows: int, cuts: tuple[int, ...]) -> Order:
+    blocks = [_block(shape, rows, a, b) for a, b in pairwise(cuts)]
+    count = len(shape.modes)
+    names = {tuple(range(count + 1)): "sequential", (0, count): "dense weight (never)"}
+    name = "half-chains" if cuts == half_chain_cuts(shape) else names.get(cuts, "mixed")
+    flops, moved, largest, calls = zip(*blocks, strict=True)
+    return Order(name, cuts, sum(flops), sum(moved), max(largest), sum(calls))
+
+
+def half_chain_cuts(shape: TTShape) -> tuple[int, ...]:
+    return (0, shape.split, len(shape.modes))
+
+
+@lru_cache(maxsize=1024)
+def plan(shape: TTShape, rows: int) -> ContractionPlan:
+    """The cheapest order for `rows` rows by FLOPs, bytes and calls, with half-chains and sequential as rivals."""
+    rows = positive_int(rows, "rows")
+    count = len(shape.modes)
+    best: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
+    for stop in range(1, count + 1):
+        options = []
+        for start in range(stop):
+            if start == 0 and stop == count:
+                continue
+            flops, moved, _, calls = _block(shape, rows, start, stop)
+            cost, cuts = best[start]
+            options.append((cost + flops + CALL_FLOPS * calls + BYTE_FLOPS * moved, (*cuts, stop)))
+        best.append(min(options))
+    rivals = (half_chain_cuts(shape), tuple(range(count + 1)), (0, count))
+    return ContractionPlan(
+        shape, rows, _order(shape, rows, best[-1][1]), tuple(_order(shape, rows, cuts) for cuts in rivals)
+    )
+
+
+def naive_apply_cores(x: Tensor, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None = None) -> Tensor:
+    """The obviously right twin of `apply_cores`: x (..., in) times the dense W^T, plus bias."""
+    return functional.linear(x, cores_to_matrix(cores, shape), bias)
+
+
+def apply_cores(
+    x: Tensor,
+    cores: Sequence[Tensor],
+    shape: TTShape,
+    bias: Tensor | None = None,
+    cuts: tuple[int, ...] | None = None,
+) -> Tensor:
+    """x (..., in_features) -> (..., out_features) = x W^T + bias, without forming W.
+
+    `cuts` forces an order; None takes the planned one (half-chains while torch.compile traces, where the
+    number of rows is a symbol). Raises ShapeError for a wrong last dimension, ValueError for a dtype that
+    does not fit, both before anything is computed.
+    """
+    _check_input(x, cores, shape)
+    rows = x.numel() // shape.in_features
+    halves = half_chain_cuts(shape)
+    tracing = torch.compiler.is_compiling()
+    if cuts is None:
+        cuts = halves if tracing or rows == 0 else _planned_cuts(shape, rows)
+    flat = x.reshape(-1, shape.in_features)
+    if cuts == halves:
+        cast = torch.is_autocast_enabled(x.device.type)
+        out = _half_chains(flat, cores, shape, bias, blocked=rows >= BLOCKED_ROWS and not tracing and not cast)
+    else:
+        out = _in_order(flat, cores, shape, cuts)
+        out = out if bias is None else out + bias.to(out.dtype)
+    return out.reshape(*x.shape[:-1], shape.out_features)
+
+
+def _planned_cuts(shape: TTShape, rows: int) -> tuple[int, ...]:
+    # Rounded to a power of two: one plan serves every batch of about this size.
+    return plan(shape, 1 << (rows - 1).bit_length()).cuts
+
+
+def _check_input(x: Tensor, cores: Sequence[Tensor], shape: TTShape) -> None:
+    if x.dim() == 0 or x.shape[-1] != shape.in_features:
+        raise ShapeError(
+            f"the last dimension of the input must be in_features={shape.in_features}, got a tensor of shape "
+            f"{tuple(x.shape)}. Flatten or transpose the input so that its last dimension is {shape.in_features}."
+        )
+    if not x.is_floating_point():
+        raise ValueError(f"the input must be floating point, got {x.dtype}. Convert it with x.float().")
+    if x.dtype != cores[0].dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"input and cores must share a dtype outside autocast, got {x.dtype} and {cores[0].dtype}. "
+            f"Convert one of them, for example x.to({cores[0].dtype})."
+        )
+
+
+def _in_order(x: Tensor, cores: Sequence[Tensor], shape: TTShape, cuts: tuple[int, ...]) -> Tensor:
+    """x (rows, in) -> (rows, out), eating the blocks between the cuts one by one."""
+    rows, split, modes = x.shape[0], shape.split, shape.modes
+    state = functional.pad(x, (0, shape.padding[0])) if shape.padding[0] else x
+    for start, stop in pairwise(cuts):
+        block = chain(cores[start:stop])
+        eaten = block.shape[0] * math.prod(modes[start : min(stop, split)])
+        block = block.reshape(eaten, -1)  # (r_start n.., m.. r_stop)
+        if start >= split:
+            state = state.reshape(-1, eaten) @ block  # (rows m.., m.. r_stop)
+            continue
+        waiting = math.prod(modes[min(stop, split) : split])
+        if waiting == 1:
+            state = state.reshape(rows, eaten) @ block
+            continue
+        state = state.reshape(rows, eaten, waiting).transpose(1, 2) @ block  # (rows, n_waiting.., r_stop)
+        state = state.transpose(1, 2)  # (rows, r_stop, n_waiting..)
+    return state.reshape(rows, math.prod(shape.out_modes))[:, : shape.out_features]
+
+
+def _half_chains(x: Tensor, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None, blocked: bool) -> Tensor:
+    """x (rows, in) -> (rows, out) = (x A) B + bias."""
+    left = chain(cores[: shape.split]).reshape(-1, shape.middle_rank)[: shape.in_features]
+    right = chain(cores[shape.split :]).reshape(shape.middle_rank, -1)[:, : shape.out_features]
+    if not blocked:
+        inner = x @ left
+        return inner @ right if bias is None else torch.addmm(bias, inner, right)
+    # Thin products run fastest at widths that fill a vector register; the spare width carries the bias.
+    used = shape.middle_rank + (bias is not None)
+    spare = -used % RANK_MULTIPLE
+    left = functional.pad(left, (0, used + spare - shape.middle_rank))
+    if bias is not None:
+        right = torch.cat([right, bias[None], right.new_zeros(spare, shape.out_features)])
+    elif spare:
+        right = functional.pad(right, (0, 0, 0, spare))
+    return _ThinProducts.apply(x, left, right, shape.middle_rank if bias is not None else None)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _inner(x: Tensor, left: Tensor, ones_column: int | None) -> Tensor:
+    inner = x @ left
+    if ones_column is not None:
+        inner[:, ones_column] = 1
+    return inner
+
+
+class _ThinProducts(torch.autograd.Function):
+    """y (rows, out) = t right, with t = x left (rows, rank) and, if asked, one column of t set to 1.
+
+    Six thin products, forward and backward together; x and g are read in row blocks that stay in cache
+    between their two uses. Saved: x, t, left, right. `left` must be zero in the ones column.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, left: Tensor, right: Tensor, ones_column: int | None) -> Tensor:
+        inner = _inner(x, left, ones_column)
+        ctx.ones_column = ones_column
+        ctx.save_for_backward(x, inner, left, right)
+        return inner @ right
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, inner, left, right = ctx.saved_tensors
+        want_x, want_left, want_right, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            # Somebody differentiates these gradients: plain products that autograd can follow, t built anew.
+            back = grad @ right.t()
+            again = x @ left
+            if ctx.ones_column is not None:
+                again = again + functional.one_hot(torch.tensor(ctx.ones_column), left.shape[1]).to(x)
+            return back @ left.t(), x.t() @ back, again.t() @ grad, None
+        grad_x = torch.empty_like(x) if want_x else None
+        grad_left = torch.zeros_like(left) if want_left else None
+        grad_right = torch.zeros_like(right) if want_right else None
+        step = len(x) if x.is_cuda else max(64, BLOCK_ELEMENTS // max(grad.shape[1], 1))
+        for start in range(0, len(x), step):
+            block = slice(start, start + step)
+            if grad_right is not None:
+                grad_right.addmm_(inner[block].t(), grad[block])
+            if grad_x is None and grad_left is None:
+                continue
+            back = grad[block] @ right.t()
+            if grad_x is not None:
+                torch.mm(back, left.t(), out=grad_x[block])
+            if grad_left is not None:
+                grad_left.addmm_(x[block].t(), back)
+        return grad_x, grad_left, grad_right, None

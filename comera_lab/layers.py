@@ -1,0 +1,307 @@
+"""Modules: Parameters, their start values, their text and their files. The mathematics is in `contraction`.
+
+`TTLinear` stands where `nn.Linear` stood; `tensorize` replaces all Linears of a model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comera_lab.contraction import ContractionPlan, apply_cores, plan
+from comera_lab.cores import (
+    cores_to_matrix,
+    from_tensorly,
+    init_cores,
+    matrix_to_cores,
+    round_cores,
+    to_tensorly,
+)
+from comera_lab.shapes import ShapeError, TTMShape, TTShape, ranks_for_budget
+
+FILE_FORMAT = "comera_lab.TTLinear.1"
+
+
+class TTLinear(nn.Module):
+    """y = x W^T + bias, W (out_features, in_features) held as a tensor train.
+
+    x (..., in_features) -> (..., out_features). `rank` is one integer for every bond, or the full list with
+    its closing 1s; ranks above the feasible bound are clipped and `self.shape.ranks` reports what is used.
+    Modes are chosen by `order` (modes a side) or given; features that split badly are padded inside.
+    Weights start Gaussian with the Glorot variance 2 / (in + out) of W, the bias uniform as in nn.Linear.
+    Raises ShapeError (a ValueError) for sizes that break a rule.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        rank: int | Sequence[int] = 8,
+        *,
+        order: int = 3,
+        in_modes: Sequence[int] | None = None,
+        out_modes: Sequence[int] | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        shape = TTShape.for_features(in_features, out_features, rank, order, in_modes, out_modes)
+        where = _known_device(device)
+        std = math.sqrt(2 / (shape.in_features + shape.out_features))
+        self._fill(shape, init_cores(shape, std, generator, where, dtype), None)
+        if bias:
+            bound = 1 / math.sqrt(shape.in_features)
+            start = torch.empty(shape.out_features, device=where, dtype=dtype)
+            self.bias = nn.Parameter(start.uniform_(-bound, bound, generator=generator))
+
+    def _fill(self, shape: TTShape, cores: Iterable[Tensor], bias: Tensor | None) -> None:
+        self.shape = shape
+        self.cores = nn.ParameterList([nn.Parameter(core.detach().clone()) for core in cores])
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
+
+    @classmethod
+    def from_cores(cls, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None = None) -> TTLinear:
+        """A layer with copies of these cores; their sizes must be those of `shape.core_shapes`."""
+        sizes = [tuple(core.shape) for core in cores]
+        if sizes != shape.core_shapes:
+            raise ShapeError(
+                f"cores must have the sizes {shape.core_shapes}, got {sizes}. Rebuild the shape or the cores."
+            )
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._fill(shape, cores, bias)
+        return layer
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        rank: int | Sequence[int] | None = None,
+        *,
+        error: float | None = None,
+        params: int | None = None,
+        order: int = 3,
+        in_modes: Sequence[int] | None = None,
+        out_modes: Sequence[int] | None = None,
+    ) -> TTLinear:
+        """TT-SVD of a trained layer, by exactly one of: rank, relative error of W, or core parameters at most.
+
+        The error in W is at most sqrt(sum of squared dropped singular values over all unfoldings)
+        (Oseledets 2011, theorem 2.2). The bias is copied; `linear` is left as it is.
+        """
+        if sum(choice is not None for choice in (rank, error, params)) != 1:
+            raise ValueError(
+                f"give exactly one of rank, error and params, got rank={rank}, error={error}, params={params}. "
+                "For example error=0.01."
+            )
+        weight = linear.weight.detach()
+        shape = TTShape.for_features(linear.in_features, linear.out_features, rank or 1, order, in_modes, out_modes)
+        if params is not None:
+            shape = shape.with_ranks(ranks_for_budget(shape.modes, params))
+        cores = matrix_to_cores(weight, shape, error)
+        shape = shape.with_ranks([1, *(core.shape[-1] for core in cores)])
+        return cls.from_cores(cores, shape, linear.bias)
+
+    @classmethod
+    def from_tensorly(cls, tensor: Any, split: int | None = None, bias: Tensor | None = None) -> TTLinear:
+        """From a tensorly TTTensor, the first `split` modes being inputs (default: half), or from a TTMatrix.
+
+        A TTTensor keeps its cores. A TTMatrix (rows = outputs) pairs its modes otherwise, so it is converted
+        through the dense matrix by an exact TT-SVD.
+        """
+        cores = from_tensorly(tensor)
+        if cores[0].dim() == 3:
+            modes = tuple(core.shape[1] for core in cores)
+            split = len(modes) // 2 if split is None else split
+            shape = TTShape(modes[:split], modes[split:], (1, *(core.shape[2] for core in cores)))
+            return cls.from_cores(cores, shape, bias)
+        table = TTMShape(
+            tuple(core.shape[1] for core in cores),
+            tuple(core.shape[2] for core in cores),
+            (1, *(core.shape[3] for core in cores)),
+        )
+        full = TTShape(table.column_modes, table.row_modes, (1,) * (2 * len(cores) + 1))
+        exact = matrix_to_cores(cores_to_matrix(cores, table), full.with_ranks(max(full.max_ranks)))
+        exact = round_cores(exact, error=torch.finfo(exact[0].dtype).eps * len(exact))
+        return cls.from_cores(exact, full.with_ranks([1, *(core.shape[2] for core in exact)]), bias)
+
+    def to_tensorly(self) -> Any:
+        """The cores as a tensorly TTTensor with modes in_modes + out_modes (a copy)."""
+        return to_tensorly(list(self.cores))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apply_cores(x, list(self.cores), self.shape, self.bias)
+
+    def to_dense(self) -> Tensor:
+        """W (out_features, in_features), the matrix that forward applies. Differentiable."""
+        return cores_to_matrix(list(self.cores), self.shape)
+
+    def to_linear(self) -> nn.Linear:
+        """A dense nn.Linear with the same function, detached from this layer."""
+        weight = self.to_dense().detach()
+        linear = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, device=weight.device, dtype=weight.dtype
+        )
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return linear
+
+    def plan(self, rows: int) -> ContractionPlan:
+        """How a batch of `rows` rows is contracted, as a table that can be printed."""
+        return plan(self.shape, rows)
+
+    @property
+    def in_features(self) -> int:
+        return self.shape.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.shape.out_features
+
+    def extra_repr(self) -> str:
+        shape = self.shape
+        return (
+            f"in_features={shape.in_features}, out_features={shape.out_features}, modes={shape.in_modes}|{shape.out_modes}, "
+            f"ranks={shape.ranks}, bias={self.bias is not None}, params={shape.params:,} ({shape.compression:.1f}x fewer)"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write cores, bias and shape as one safetensors file."""
+        tensors = {f"core_{k}": core.detach().contiguous() for k, core in enumerate(self.cores)}
+        if self.bias is not None:
+            tensors["bias"] = self.bias.detach().contiguous()
+        shape = self.shape
+        fields = (shape.in_modes, shape.out_modes, shape.ranks, shape.in_features, shape.out_features)
+        _safetensors_torch().save_file(tensors, str(path), {"format": FILE_FORMAT, "shape": json.dumps(fields)})
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TTLinear:
+        """Read what `save` wrote. Raises ValueError for a file of another kind, FileNotFoundError for none."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no file at {path}. Give the path that TTLinear.save wrote.")
+        with _safetensors_torch().safe_open(str(path), framework="pt", device=str(_known_device(device))) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FILE_FORMAT:
+                raise ValueError(
+                    f"{path} must be a {FILE_FORMAT} file, got format {metadata.get('format')!r}. Use TTLinear.save."
+                )
+            in_modes, out_modes, ranks, in_features, out_features = json.loads(metadata["shape"])
+            shape = TTShape(tuple(in_modes), tuple(out_modes), tuple(ranks), in_features, out_features)
+            cores = [file.get_tensor(f"core_{k}") for k in range(len(shape.modes))]
+            bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
+        return cls.from_cores(cores, shape, bias)
+
+
+def _known_device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be one that torch knows, got {device!r}. Use 'cpu' or 'cuda'.") from None
+
+
+def _safetensors_torch() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as missing:
+        raise ImportError(
+            'safetensors is needed to save and load layers. Install it with: pip install "comera_lab[files]"'
+        ) from missing
+    return safetensors.torch
+
+
+def tt_layers(model: nn.Module) -> dict[str, TTLinear]:
+    """Every TTLinear of the model by its qualified name, shared ones once."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, TTLinear)}
+
+
+def tensorize(
+    model: nn.Module,
+    rank: int | None = None,
+    *,
+    error: float | None = None,
+    order: int = 3,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    init: str = "svd",
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Replace the nn.Linear modules of `model`, in place, and return it (or the new root layer).
+
+    Names are matched against shell patterns ("encoder.*"): included and not excluded. `init="svd"` starts
+    from the dense weights (by `rank` or `error`), "random" from fresh cores (by `rank`). Layers that would
+    not get smaller stay dense. A module used in several places is replaced by one layer in all of them.
+    Raises ValueError when nothing matches or nothing gets smaller, and for a weight tied to another module.
+    """
+    if init not in ("svd", "random"):
+        raise ValueError(f"init must be 'svd' or 'random', got {init!r}. Use 'svd' to start from trained weights.")
+    if init == "random" and rank is None:
+        raise ValueError("init='random' needs a rank, got rank=None. Give rank=8, or use init='svd'.")
+    if rank is None and error is None:
+        rank = 8
+    chosen = _matching(model, include, exclude)
+    replacements: dict[nn.Module, TTLinear] = {}
+    for linear in dict.fromkeys(chosen.values()):
+        if init == "svd":
+            layer = TTLinear.from_linear(linear, rank, error=error, order=order)
+        else:
+            layer = TTLinear(
+                linear.in_features,
+                linear.out_features,
+                rank or 1,
+                order=order,
+                bias=linear.bias is not None,
+                device=linear.weight.device,
+                dtype=linear.weight.dtype,
+                generator=generator,
+            )
+        if layer.shape.params < layer.shape.dense_params:
+            replacements[linear] = layer.train(linear.training)
+    if not replacements:
+        raise ValueError(
+            f"no layer would get smaller at rank={rank}, error={error}: {', '.join(chosen)}. "
+            "Lower the rank, allow a larger error, or pick larger layers."
+        )
+    if model in replacements:
+        return replacements[model]
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+    return model
+
+
+def _matching(model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, nn.Linear]:
+    def matches(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    chosen = {name: module for name, module in linears.items() if matches(name, include) and not matches(name, exclude)}
+    if not chosen:
+        raise ValueError(
+            f"no nn.Linear matches include={list(include)}, exclude={list(exclude)}. "
+            f"The model has: {', '.join(linears) or 'no nn.Linear at all'}."
+        )
+    owners: dict[nn.Parameter, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(name)
+    for name, module in chosen.items():
+        if len(owners[module.weight]) > 1:
+            raise ValueError(
+                f"the weight of {name!r} is tied to {owners[module.weight]}; replacing it would untie them. "
+                f"Leave it dense with exclude=[{name!r}]."
+            )
+    return chosen
