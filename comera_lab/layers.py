@@ -39,6 +39,10 @@ class TTLinear(nn.Module):
     Raises ShapeError (a ValueError) for sizes that break a rule.
     """
 
+    shape: TTShape
+    cores: nn.ParameterList
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         in_features: int,
@@ -57,16 +61,14 @@ class TTLinear(nn.Module):
         shape = TTShape.for_features(in_features, out_features, rank, order, in_modes, out_modes)
         where = _known_device(device)
         std = math.sqrt(2 / (shape.in_features + shape.out_features))
-        self._fill(shape, init_cores(shape, std, generator, where, dtype), None)
-        if bias:
-            bound = 1 / math.sqrt(shape.in_features)
-            start = torch.empty(shape.out_features, device=where, dtype=dtype)
-            self.bias = nn.Parameter(start.uniform_(-bound, bound, generator=generator))
+        cores = init_cores(shape, std, generator, where, dtype)
+        bound = 1 / math.sqrt(shape.in_features)
+        start = torch.empty(shape.out_features, device=where, dtype=dtype)
+        self._fill(shape, cores, start.uniform_(-bound, bound, generator=generator) if bias else None)
 
     def _fill(self, shape: TTShape, cores: Iterable[Tensor], bias: Tensor | None) -> None:
         self.shape = shape
         self.cores = nn.ParameterList([nn.Parameter(core.detach().clone()) for core in cores])
-        self.bias: nn.Parameter | None
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
 
     @classmethod
@@ -170,11 +172,12 @@ class TTLinear(nn.Module):
     def out_features(self) -> int:
         return self.shape.out_features
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         shape = self.shape
         return (
-            f"in_features={shape.in_features}, out_features={shape.out_features}, modes={shape.in_modes}|{shape.out_modes}, "
-            f"ranks={shape.ranks}, bias={self.bias is not None}, params={shape.params:,} ({shape.compression:.1f}x fewer)"
+            f"TTLinear({shape.in_features} -> {shape.out_features}, modes {shape.in_modes} | {shape.out_modes}, "
+            f"ranks {shape.ranks}, bias={self.bias is not None}, {shape.params:,} core parameters, "
+            f"{shape.compression:.1f}x fewer than dense)"
         )
 
     def save(self, path: str | Path) -> None:
@@ -293,7 +296,7 @@ def _matching(model: nn.Module, include: Sequence[str], exclude: Sequence[str]) 
             f"no nn.Linear matches include={list(include)}, exclude={list(exclude)}. "
             f"The model has: {', '.join(linears) or 'no nn.Linear at all'}."
         )
-    owners: dict[nn.Parameter, list[str]] = {}
+    owners: dict[Tensor, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None:
