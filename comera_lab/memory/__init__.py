@@ -1,0 +1,48 @@
+"""Bytes of a training step, predicted and measured, in four pools: weights, grads, optimizer, activations.
+
+weights      parameters and buffers, each storage once (tied parameters count once)
+grads        `.grad` of every parameter that receives one
+optimizer    what the optimizer keeps between steps, AdamW's small step counters and a master copy included
+activations  peak of what autograd saves for the backward pass and that is no parameter or buffer; the input
+             batch and the targets count when the backward pass needs them
+
+Short-lived workspace inside an operation belongs to no pool; on a GPU it shows in the allocated peak. One
+storage counts as the span of bytes that its saved tensors cover, so a batch sliced out of a data set counts
+as the batch, not as the data set.
+"""
+
+from comera_lab.memory.meter import Inputs, measure, predict, process_rss_bytes, tensor_bytes
+from comera_lab.memory.pools import (
+    GAP_LIMIT,
+    OPTIMIZERS,
+    POOLS,
+    PRECISIONS,
+    PREDICTED_ONLY,
+    Measured,
+    MemoryReport,
+    Pools,
+    Precision,
+    format_bytes,
+    mib,
+    optimizer_label,
+)
+
+__all__ = [
+    "GAP_LIMIT",
+    "OPTIMIZERS",
+    "POOLS",
+    "PRECISIONS",
+    "PREDICTED_ONLY",
+    "Inputs",
+    "Measured",
+    "MemoryReport",
+    "Pools",
+    "Precision",
+    "format_bytes",
+    "measure",
+    "mib",
+    "optimizer_label",
+    "predict",
+    "process_rss_bytes",
+    "tensor_bytes",
+]
