@@ -1,0 +1,214 @@
+"""What is this machine? Versions, device, limits, allocator, triton; threads and seeds.
+
+Knows no tensors of the kit and imports nothing of it, so every other module may ask it. Limits come from the
+control group (v1 or v2) of the process: inside a container, libraries see the whole host and start too many
+threads for the share they own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import html
+import importlib
+import math
+import os
+import platform
+import random
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy
+import torch
+
+ROOT = Path("/")
+# import name -> name on the package index, where the two differ
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython"}
+# Tools that only the test extra brings; everything else comes with `lab`.
+TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
+REPORTED = (
+    "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
+    "nbformat", "tensorly", "scikit-learn", "safetensors", "triton",
+)  # fmt: skip
+# Kept free pages count against the limit: 2 GiB machines (Binder) need them back.
+TIGHT_MEMORY_BYTES = 4 * 2**30
+ALLOCATOR_SWITCH = "COMERA_LAB_ALLOCATOR"
+
+
+def require(package: str, purpose: str) -> ModuleType:
+    """The imported optional package, or an ImportError of one line that names it and the install command."""
+    if util.find_spec(package.partition(".")[0]) is None:
+        name = DISTRIBUTIONS.get(package, package)
+        extra = "test" if package in TEST_ONLY else "lab"
+        raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
+    return importlib.import_module(package)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Leading release numbers: "0.2.0rc1+cpu" -> (0, 2, 0), closing zeros dropped for comparison."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    if match is None:
+        raise ValueError(f'a version must start with a number, got {version!r}. Write it as "0.1".')
+    parts = [int(part) for part in match[0].split(".")]
+    while len(parts) > 1 and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def check_version(minimum: str) -> None:
+    """Raise ImportError if the installed comera_lab is older than `minimum`; for a lesson's first cell."""
+    package = importlib.import_module("comera_lab")
+    if _numbers(package.__version__) < _numbers(minimum):
+        raise ImportError(
+            f"This lesson needs comera_lab {minimum} or newer, but {package.__version__} is installed at "
+            f"{Path(str(package.__file__)).parent}. "
+            'Update it with: pip install --upgrade "comera_lab[lab]"  and restart the kernel.'
+        )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- limits of the control group -----------------------------------------------------------------------------
+
+
+def _cgroup_values(controller: str, v2_file: str, v1_files: tuple[str, ...], root: Path) -> list[list[str]]:
+    """Contents of the limit files from the process's own group up to the top one, v2 and v1 alike.
+
+    A container often sees the host's group path but only its own part of the tree: missing levels are passed.
+    """
+    listing = root / "proc/self/cgroup"
+    found = []
+    for line in listing.read_text().splitlines() if listing.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        v2 = controllers == ""
+        if not v2 and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" if v2 else root / "sys/fs/cgroup" / controllers
+        if not v2 and not mount.is_dir():
+            mount = root / "sys/fs/cgroup" / controller
+        files = (v2_file,) if v2 else v1_files
+        group = Path(path.strip("/"))
+        for level in [group, *group.parents]:
+            paths = [mount / level / name for name in files]
+            if all(item.is_file() for item in paths):
+                found.append(" ".join(item.read_text() for item in paths).split())
+    return found
+
+
+def physical_memory_bytes(root: Path = ROOT) -> int | None:
+    """Memory of the machine in bytes; None where the system does not tell."""
+    table = root / "proc/meminfo"
+    if table.is_file():
+        match = re.search(r"^MemTotal:\s+(\d+) kB", table.read_text(), re.MULTILINE)
+        return int(match[1]) * 1024 if match else None
+    if root == ROOT and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """Smallest memory limit on this process in bytes (control groups, address space), None if there is none."""
+    values = _cgroup_values("memory", "memory.max", ("memory.limit_in_bytes",), root)
+    limits = [int(value) for (value,) in values if value != "max"]
+    if sys.platform != "win32":
+        import resource
+
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [address_space] if address_space != resource.RLIM_INFINITY else []
+    # v1 writes "no limit" as a number near 2**63: a limit above the machine's memory is none
+    ceiling = physical_memory_bytes(root) or 2**62
+    return min((limit for limit in limits if limit < ceiling), default=None)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Cores' worth of CPU time that the control groups allow, for example 1.5; None if they set no limit."""
+    values = _cgroup_values("cpu", "cpu.max", ("cpu.cfs_quota_us", "cpu.cfs_period_us"), root)
+    shares = [int(quota) / int(period) for quota, period in values if quota != "max" and int(quota) > 0]
+    return min(shares, default=None)
+
+
+def cores_allowed(root: Path = ROOT) -> int:
+    """Whole cores this process may use: the smaller of CPU affinity and quota, at least 1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return affinity if quota is None else max(1, min(affinity, math.floor(quota)))
+
+
+def limit_threads(threads: int | None = None) -> int:
+    """Cap torch's threads, and those of libraries loaded later, at `threads` (default: the cores allowed)."""
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}. Leave it out to use the cores allowed.")
+    threads = threads or cores_allowed()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch.set_num_threads(threads)
+    return threads
+
+
+# --- allocator -----------------------------------------------------------------------------------------------
+
+
+class AllocatorStatus(NamedTuple):
+    """Whether glibc keeps freed memory for the next tensor, and why or why not."""
+
+    tuned: bool
+    reason: str
+
+
+_allocator = AllocatorStatus(False, "as the system sets it: tune_cpu_allocator() was not called")
+# malloc.h of glibc: parameter numbers of mallopt
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_KEEP_BYTES = 2**31 - 1  # mallopt takes a C int
+# One extension of the heap serves many tensors; the size of a glibc arena heap.
+_PAD_BYTES = 64 * 2**20
+
+
+def tune_cpu_allocator() -> AllocatorStatus:
+    """Let glibc keep freed memory, so that the next large tensor does not fault in fresh pages.
+
+    By default glibc maps every tensor above 32 MiB anew and returns it when freed; touching the new pages then
+    costs more than a thin product itself. Changes the whole process and cannot be undone in it. Does nothing
+    off glibc, under a memory limit below 4 GiB, and with COMERA_LAB_ALLOCATOR=off in the environment.
+    """
+    global _allocator
+    if not _allocator.tuned:
+        _allocator = _tune()
+    return _allocator
+
+
+def _tune() -> AllocatorStatus:
+    if os.environ.get(ALLOCATOR_SWITCH, "").lower() in ("off", "0"):
+        return AllocatorStatus(False, f"switched off by {ALLOCATOR_SWITCH}={os.environ[ALLOCATOR_SWITCH]}")
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return AllocatorStatus(False, f"left alone: {platform.system()} without glibc needs no tuning")
+    if any(name in os.environ.get("LD_PRELOAD", "") for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return AllocatorStatus(False, f"left alone: LD_PRELOAD={os.environ['LD_PRELOAD']} replaces glibc's malloc")
+    limit = min((n for n in (memory_limit_bytes(), physical_memory_bytes()) if n is not None), default=None)
+    if limit is not None and limit < TIGHT_MEMORY_BYTES:
+        return AllocatorStatus(False, f"left alone: only {_mib_text(limit)} may be used, freed memory goes back")
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_TOP_PAD, _PAD_BYTES))
+    refused = [parameter for parameter, value in settings if mallopt(parameter, value) != 1]
+    if refused:
+        return AllocatorStatus(False, f"glibc refused mallopt parameters {refused}")
+    return AllocatorStatus(True, "freed memory is kept for the next tensor (mallopt: no mmap, no trim)")
+
+
+def seed_everything(seed: int) -> torch.Generator:
+    """Seed Python, numpy and torch (all devices); return a CPU generator with the same seed to pass on."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must lie in 0 .. 2**32 - 1 (numpy's range), got {seed}. Take a small number, say 0.")
+    random.seed(seed)
+    numpy.random.seed(seed)  # noqa: NPY002  a learner's own cells may use numpy's global generator
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
