@@ -1,0 +1,161 @@
+"""The kinds of row, and a row as one line of JSON: typed on the way out, checked on the way in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from dataclasses import dataclass, field
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """The first row of a run: enough to know what the numbers below it mean, and to make them again."""
+
+    device: str
+    driver: str | None
+    threads: int
+    torch: str
+    triton: str | None
+    commit: str | None
+    command: str
+    seed: int | None
+    config: dict[str, Any]
+    date: str
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """One training step: the loss before the update, in nats. `gradient_norm` is None where unknown."""
+
+    step: int
+    loss_nats: float
+    step_time_ms: float
+    elapsed_s: float
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """Loss (nats) and accuracy (0..1) on the test side after `step` steps; `elapsed_s` is training time."""
+
+    step: int
+    loss_nats: float
+    accuracy: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRow:
+    """The run went on from a checkpoint: rows of the run before that lie after `step` are void."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow:
+    """How one training ended. Step times are quantiles over its steps, on the device named in the first row."""
+
+    model: str
+    rank: int | None
+    parameters: int
+    seed: int
+    steps: int
+    stopped: str
+    accuracy: float
+    loss_nats: float
+    step_time_ms: float
+    step_time_p20_ms: float
+    step_time_p80_ms: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
+
+    op: str
+    provider: str
+    mode: str
+    value: float
+    unit: str
+    p20: float | None = None
+    p80: float | None = None
+    repeats: int | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    device: str | None = None
+    versions: dict[str, Any] = field(default_factory=dict)
+    commit: str | None = None
+    note: str = ""
+
+
+Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | BenchRow
+
+_KINDS: dict[str, type[Row]] = {
+    "run": RunInfo,
+    "step": StepRow,
+    "eval": EvalRow,
+    "resume": ResumeRow,
+    "result": ResultRow,
+    "bench": BenchRow,
+}
+_NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
+_HINTS = {kind: get_type_hints(row_type) for kind, row_type in _KINDS.items()}
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    """The row as `read_rows` gives it: its fields and `kind`."""
+    return {"kind": _NAMES[type(row)], **dataclasses.asdict(row)}
+
+
+def to_line(row: Row) -> str:
+    if type(row) not in _NAMES:
+        raise ValueError(f"a row must be one of {sorted(t.__name__ for t in _NAMES)}, got {type(row).__name__}.")
+    values = as_dict(row)
+    nonfinite = {k: str(v) for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+    if nonfinite:
+        values.update(dict.fromkeys(nonfinite, None), nonfinite=nonfinite)
+    checked_row(values, type(row).__name__)
+    try:
+        return json.dumps(values, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{type(row).__name__} must hold plain finite values: {error}.") from error
+
+
+def checked_row(parsed: Any, where: str) -> dict[str, Any]:
+    """The fields of one row with non-finite numbers put back, or a ValueError that says which field is wrong."""
+    if not isinstance(parsed, dict) or parsed.get("kind") not in _KINDS:
+        raise ValueError(f"{where} must be an object whose kind is one of {', '.join(_KINDS)}: got {parsed!r:.80}.")
+    values: dict[str, Any] = dict(parsed)
+    kind = values["kind"]
+    version = values.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{where} has schema version {version}, this comera_lab reads version {SCHEMA_VERSION}. "
+            "Read it with the version that wrote it."
+        )
+    values.update({name: float(text) for name, text in values.pop("nonfinite", {}).items()})
+    hints = _HINTS[kind]
+    if values.keys() - {"kind"} != hints.keys():
+        missing, extra = hints.keys() - values.keys(), values.keys() - hints.keys() - {"kind"}
+        raise ValueError(f"{where}: a {kind} row lacks {sorted(missing)} and has unknown {sorted(extra)}.")
+    for name, hint in hints.items():
+        if not _fits(values[name], hint):
+            raise ValueError(f"{where}: {name} of a {kind} row must be {hint}, got {values[name]!r:.80}.")
+    return values
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, get_origin(hint) or hint)
