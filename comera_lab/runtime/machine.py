@@ -1,84 +1,28 @@
-"""What is this machine? Versions, device, limits, allocator, triton; threads and seeds.
+"""Limits, threads, allocator, device and seeds of this process.
 
-Knows no tensors of the kit and imports nothing of it, so every other module may ask it. Limits come from the
-control group (v1 or v2) of the process: inside a container, libraries see the whole host and start too many
-threads for the share they own.
+Limits come from the control groups (v1 or v2): inside a container, libraries see the whole host and start too
+many threads for the share they own.
 """
 
 from __future__ import annotations
 
 import ctypes
-import html
-import importlib
 import math
 import os
 import platform
 import random
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib import metadata, util
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
 
 ROOT = Path("/")
-# import name -> name on the package index, where the two differ
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython"}
-# Tools that only the test extra brings; everything else comes with `lab`.
-TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
-REPORTED = (
-    "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
-    "nbformat", "tensorly", "scikit-learn", "safetensors", "triton",
-)  # fmt: skip
 # Kept free pages count against the limit: 2 GiB machines (Binder) need them back.
 TIGHT_MEMORY_BYTES = 4 * 2**30
 ALLOCATOR_SWITCH = "COMERA_LAB_ALLOCATOR"
-
-
-def require(package: str, purpose: str) -> ModuleType:
-    """The imported optional package, or an ImportError of one line that names it and the install command."""
-    if util.find_spec(package.partition(".")[0]) is None:
-        name = DISTRIBUTIONS.get(package, package)
-        extra = "test" if package in TEST_ONLY else "lab"
-        raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
-    return importlib.import_module(package)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Leading release numbers: "0.2.0rc1+cpu" -> (0, 2, 0), closing zeros dropped for comparison."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    if match is None:
-        raise ValueError(f'a version must start with a number, got {version!r}. Write it as "0.1".')
-    parts = [int(part) for part in match[0].split(".")]
-    while len(parts) > 1 and parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)
-
-
-def check_version(minimum: str) -> None:
-    """Raise ImportError if the installed comera_lab is older than `minimum`; for a lesson's first cell."""
-    package = importlib.import_module("comera_lab")
-    if _numbers(package.__version__) < _numbers(minimum):
-        raise ImportError(
-            f"This lesson needs comera_lab {minimum} or newer, but {package.__version__} is installed at "
-            f"{Path(str(package.__file__)).parent}. "
-            'Update it with: pip install --upgrade "comera_lab[lab]"  and restart the kernel.'
-        )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-# --- limits of the control group -----------------------------------------------------------------------------
 
 
 def _cgroup_values(controller: str, v2_file: str, v1_files: tuple[str, ...], root: Path) -> list[list[str]]:
@@ -145,17 +89,26 @@ def cores_allowed(root: Path = ROOT) -> int:
 
 
 def limit_threads(threads: int | None = None) -> int:
-    """Cap torch's threads, and those of libraries loaded later, at `threads` (default: the cores allowed)."""
+    """Cap torch's threads and return the cap; by default the cores allowed, or OMP_NUM_THREADS where that is less."""
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}. Leave it out to use the cores allowed.")
-    threads = threads or cores_allowed()
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
+    if threads is None:
+        wished = os.environ.get("OMP_NUM_THREADS", "")
+        threads = min([cores_allowed()] + ([int(wished)] if wished.isdecimal() and int(wished) else []))
     torch.set_num_threads(threads)
     return threads
 
 
-# --- allocator -----------------------------------------------------------------------------------------------
+def pick_device(name: str | None = None) -> torch.device:
+    """The named device if it can be used here; without a name the GPU if there is one, else the CPU."""
+    usable = ["cuda"] if torch.cuda.is_available() else []
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    usable += ["cpu"]
+    kind, _, index = (name or usable[0]).partition(":")
+    counts = {"cuda": torch.cuda.device_count()}
+    if kind not in usable or (index and (not index.isdecimal() or int(index) >= counts.get(kind, 1))):
+        raise ValueError(f"device must be one of {', '.join(usable)} on this machine, got {name!r}. Use one of them.")
+    return torch.device(name or kind)
 
 
 class AllocatorStatus(NamedTuple):
@@ -171,6 +124,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEEP_BYTES = 2**31 - 1  # mallopt takes a C int
 # One extension of the heap serves many tensors; the size of a glibc arena heap.
 _PAD_BYTES = 64 * 2**20
+
+
+def allocator_status() -> AllocatorStatus:
+    """What `tune_cpu_allocator` did in this process."""
+    return _allocator
 
 
 def tune_cpu_allocator() -> AllocatorStatus:
@@ -195,7 +153,7 @@ def _tune() -> AllocatorStatus:
         return AllocatorStatus(False, f"left alone: LD_PRELOAD={os.environ['LD_PRELOAD']} replaces glibc's malloc")
     limit = min((n for n in (memory_limit_bytes(), physical_memory_bytes()) if n is not None), default=None)
     if limit is not None and limit < TIGHT_MEMORY_BYTES:
-        return AllocatorStatus(False, f"left alone: only {_mib_text(limit)} may be used, freed memory goes back")
+        return AllocatorStatus(False, f"left alone: only {limit / 2**20:,.0f} MiB may be used, freed memory goes back")
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_TOP_PAD, _PAD_BYTES))
     refused = [parameter for parameter, value in settings if mallopt(parameter, value) != 1]
