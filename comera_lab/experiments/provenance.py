@@ -54,8 +54,9 @@ def launch_command() -> str:
     program = Path(sys.argv[0])
     if "ipykernel" in program.name or "ipykernel" in str(program.parent):
         return "notebook"
-    name = "python" if program.name in ("", "-c") else program.name
-    return shlex.join([name, *sys.argv[1:]])
+    if program.name == "__main__.py":
+        return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
+    return shlex.join(["python" if program.name in ("", "-", "-c") else program.name, *sys.argv[1:]])
 
 
 def date() -> str:
