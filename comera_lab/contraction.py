@@ -181,7 +181,7 @@ def apply_cores(
     flat = x.reshape(-1, shape.in_features)
     if cuts == halves:
         cast = torch.is_autocast_enabled(x.device.type)
-        out = _half_chains(flat, cores, shape, bias, blocked=rows >= BLOCKED_ROWS and not tracing and not cast)
+        out = _half_chains(flat, cores, shape, bias, blocked=not tracing and not cast and rows >= BLOCKED_ROWS)
     else:
         out = _in_order(flat, cores, shape, cuts)
         out = out if bias is None else out + bias.to(out.dtype)

@@ -1,0 +1,23 @@
+"""Settings for every test: few threads, bounded hypothesis runs, reproducible draws."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: two OpenMP pools on two cores slow small models four times.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "lab", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("lab")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
