@@ -135,8 +135,9 @@ def tune_cpu_allocator() -> AllocatorStatus:
     """Let glibc keep freed memory, so that the next large tensor does not fault in fresh pages.
 
     By default glibc maps every tensor above 32 MiB anew and returns it when freed; touching the new pages then
-    costs more than a thin product itself. Changes the whole process and cannot be undone in it. Does nothing
-    off glibc, under a memory limit below 4 GiB, and with COMERA_LAB_ALLOCATOR=off in the environment.
+    costs more than a thin product itself. The heap grows over the first steps, then settles. Changes the whole
+    process and cannot be undone in it. Does nothing off glibc, under a memory limit below 4 GiB, and with
+    COMERA_LAB_ALLOCATOR=off in the environment.
     """
     global _allocator
     if not _allocator.tuned:

@@ -138,7 +138,8 @@ class Doctor:
             "background:var(--jp-layout-color1, transparent);color:var(--jp-ui-font-color1, inherit);"
             'font-family:var(--jp-ui-font-family, sans-serif)">'
             f'<div style="font-size:16px;font-weight:600;margin-bottom:6px">comera_lab doctor: {self.headline}</div>'
-            f'<table style="border-collapse:collapse;table-layout:auto;margin:0;color:inherit;background:transparent">{cells}</table></div>'
+            '<table style="border-collapse:collapse;table-layout:auto;margin:0;color:inherit;background:transparent">'
+            f"{cells}</table></div>"
         )
 
 
