@@ -1,0 +1,105 @@
+"""What the learner has chosen, in one observable object that panels and exercises share.
+
+A panel's controls write here and its pictures read from here; so can any cell: `lab_state().rank = 16` moves the
+slider, and `lab_state().runs["start"]` holds the numbers of the last training run.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import traitlets
+
+from comera_lab.memory import OPTIMIZERS, PRECISIONS
+from comera_lab.shapes import ShapeError, TTShape
+
+
+class Whole(traitlets.TraitType[int, Any]):
+    """An integer in [low, high]. Other values raise ShapeError with the rule, the value and the remedy."""
+
+    def __init__(self, default: int, low: int, high: int) -> None:
+        super().__init__(default)
+        self.low, self.high = low, high
+
+    def validate(self, obj: Any, value: object) -> int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+        if number is None or not self.low <= number <= self.high:
+            raise ShapeError(
+                f"{self.name} must be a whole number from {self.low:,} to {self.high:,}, got {value!r}. "
+                "Choose a value in that range."
+            )
+        return number
+
+
+class Number(traitlets.TraitType[float, Any]):
+    """A finite float in [low, high]. Other values raise ValueError with the rule, the value and the remedy."""
+
+    def __init__(self, default: float, low: float, high: float) -> None:
+        super().__init__(default)
+        self.low, self.high = low, high
+
+    def validate(self, obj: Any, value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high:
+            return float(value)
+        raise ValueError(
+            f"{self.name} must be a number from {self.low:g} to {self.high:g}, got {value!r}. "
+            "Choose a value in that range."
+        )
+
+
+class Choice(traitlets.TraitType[str, Any]):
+    """One of a few names. Other values raise ValueError that lists them."""
+
+    def __init__(self, default: str, options: tuple[str, ...]) -> None:
+        super().__init__(default)
+        self.options = options
+
+    def validate(self, obj: Any, value: object) -> str:
+        if not isinstance(value, str) or value not in self.options:
+            raise ValueError(f"{self.name} must be one of {', '.join(self.options)}, got {value!r}. Choose one.")
+        return value
+
+
+class LabState(traitlets.HasTraits):
+    """Choices (validated traits) and results of one notebook.
+
+    `rank` is one rank for every bond of a TT layer; `shape` is a full TTShape with a rank per bond.
+    `width`, `depth`, `batch_size`, `precision`, `optimizer` describe the MLP of the memory panel and of the race.
+    `runs` maps a panel's name to the summary of its last run, a plain dict of numbers.
+    """
+
+    rank = Whole(8, 1, 512)
+    shape = traitlets.Instance(TTShape)
+    width = Whole(512, 16, 4096)
+    depth = Whole(2, 1, 12)
+    batch_size = Whole(64, 1, 4096)
+    precision = Choice("fp32", tuple(PRECISIONS))
+    optimizer = Choice("adamw", tuple(OPTIMIZERS))
+    energy_percent = Number(90.0, 50.0, 100.0)
+    seconds = Number(8.0, 1.0, 600.0)
+    seed = Whole(0, 0, 2**31 - 1)
+    runs = traitlets.Dict()
+
+    @traitlets.default("shape")
+    def _default_shape(self) -> TTShape:
+        return TTShape.for_features(784, 512, rank=8)
+
+    def record(self, name: str, summary: dict[str, Any]) -> None:
+        """Publish the summary of a run under `name`; observers of `runs` are told."""
+        self.runs = {**self.runs, name: summary}
+
+
+_shared: list[LabState] = []
+
+
+def lab_state() -> LabState:
+    """The one LabState of this notebook, made at the first call."""
+    if not _shared:
+        _shared.append(LabState())
+    return _shared[0]
