@@ -180,7 +180,7 @@ def apply_cores(
         cuts = halves if tracing or rows == 0 else _planned_cuts(shape, rows)
     flat = x.reshape(-1, shape.in_features)
     if cuts == halves:
-        cast = torch.is_autocast_enabled(x.device.type)
+        cast = _in_autocast(x)
         out = _half_chains(flat, cores, shape, bias, blocked=not tracing and not cast and rows >= BLOCKED_ROWS)
     else:
         out = _in_order(flat, cores, shape, cuts)
@@ -193,6 +193,10 @@ def _planned_cuts(shape: TTShape, rows: int) -> tuple[int, ...]:
     return plan(shape, 1 << (rows - 1).bit_length()).cuts
 
 
+def _in_autocast(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # torch knows no autocast of meta tensors
+
+
 def _check_input(x: Tensor, cores: Sequence[Tensor], shape: TTShape) -> None:
     if x.dim() == 0 or x.shape[-1] != shape.in_features:
         raise ShapeError(
@@ -201,7 +205,7 @@ def _check_input(x: Tensor, cores: Sequence[Tensor], shape: TTShape) -> None:
         )
     if not x.is_floating_point():
         raise ValueError(f"the input must be floating point, got {x.dtype}. Convert it with x.float().")
-    if x.dtype != cores[0].dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != cores[0].dtype and not _in_autocast(x):
         raise ValueError(
             f"input and cores must share a dtype outside autocast, got {x.dtype} and {cores[0].dtype}. "
             f"Convert one of them, for example x.to({cores[0].dtype})."

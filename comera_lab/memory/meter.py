@@ -204,6 +204,10 @@ def process_rss_bytes() -> int | None:
     return int(psutil.Process().memory_info().rss)
 
 
+def _device(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in _state_tensors(model)), torch.device("cpu"))
+
+
 def measure(step: Callable[[], object], model: nn.Module, optimizer: torch.optim.Optimizer) -> Measured:
     """Measure one real call of `step`, which runs forward, backward and `optimizer.step()` in this thread.
 
@@ -211,7 +215,7 @@ def measure(step: Callable[[], object], model: nn.Module, optimizer: torch.optim
     tensors that can be reached; activations are the peak of the saved tensors. On CUDA the peaks of allocated
     and reserved memory over the step come along. Raises ValueError if `step` never calls `optimizer.step()`.
     """
-    device = next((tensor.device for tensor in _state_tensors(model)), torch.device("cpu"))
+    device = _device(model)
     on_cuda = device.type == "cuda"
     grads_bytes: list[int] = []
 
