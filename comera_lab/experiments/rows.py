@@ -144,10 +144,14 @@ def checked_row(parsed: Any, where: str) -> dict[str, Any]:
     hints = _HINTS[kind]
     if values.keys() - {"kind"} != hints.keys():
         missing, extra = hints.keys() - values.keys(), values.keys() - hints.keys() - {"kind"}
-        raise ValueError(f"{where}: a {kind} row lacks {sorted(missing)} and has unknown {sorted(extra)}.")
+        raise ValueError(
+            f"{where}: row of kind {kind} must have exactly its fields, but lacks {sorted(missing)} "
+            f"and has unknown {sorted(extra)}."
+        )
     for name, hint in hints.items():
         if not _fits(values[name], hint):
-            raise ValueError(f"{where}: {name} of a {kind} row must be {hint}, got {values[name]!r:.80}.")
+            wanted = _KINDS[kind].__annotations__[name]
+            raise ValueError(f"{where}: {name} in a row of kind {kind} must be {wanted}, got {values[name]!r:.80}.")
     return values
 
 

@@ -17,6 +17,7 @@ RANKS: tuple[int | None, ...] = (None, 2, 4, 8, 16)  # None is the dense twin
 SEEDS = (0, 1, 2)
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 _COMMAND = 'python -c "from comera_lab.experiments.studies import digits_study; digits_study(PATH)"'
+_EVALUATE_EVERY = 25
 _STEP_ROWS_EVERY = 5  # of the first seed: enough for a curve, and the file stays small
 
 
@@ -43,8 +44,7 @@ def digits_study(
         inner = Dataset.from_tensors("digits inner split", data.train_x, data.train_y, classes=data.classes)
         chosen = {rank: best_rate(inner, rank, rates, steps) for rank in ranks}
         recorders = [
-            _recorded_run(data, rank, TrainConfig(steps=steps, learning_rate=chosen[rank], seed=seed,
-                                                  evaluate_every=25), rates, keep_steps=seed == seeds[0])
+            _recorded_run(data, rank, steps, chosen[rank], seed, rates, keep_steps=seed == seeds[0])
             for seed in seeds
             for rank in ranks
         ]
@@ -68,9 +68,17 @@ def best_rate(inner: Dataset, rank: int | None, rates: tuple[float, ...], steps:
 
 
 def _recorded_run(
-    data: Dataset, rank: int | None, config: TrainConfig, rates: tuple[float, ...], *, keep_steps: bool
+    data: Dataset,
+    rank: int | None,
+    steps: int,
+    rate: float,
+    seed: int,
+    rates: tuple[float, ...],
+    *,
+    keep_steps: bool,
 ) -> Recorder:
-    model = _model(rank, config.seed)
+    model = _model(rank, seed)
+    config = TrainConfig(steps=steps, learning_rate=rate, seed=seed, evaluate_every=_EVALUATE_EVERY)
     about = {
         **dataclasses.asdict(config),
         "data": data.name,
@@ -96,7 +104,7 @@ def _recorded_run(
             model=model.kind,
             rank=rank,
             parameters=model.parameter_count(),
-            seed=config.seed,
+            seed=seed,
             steps=result.steps,
             stopped=result.stopped,
             accuracy=last.accuracy,

@@ -42,7 +42,7 @@ class MLP(nn.Module):
             )
         self.features = tuple(features)
         self.kind = kind
-        self.classifier = _dense(*self.features[-2:], generator)
+        self.classifier = _dense(self.features[-2], self.features[-1], generator)
         pairs = zip(self.features[:-2], self.features[1:-1], strict=True)
         self.hidden = nn.ModuleList(
             TTLinear(n_in, n_out, rank, order=order, generator=generator)
