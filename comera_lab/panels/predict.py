@@ -39,9 +39,7 @@ class Predict:
         self.answer_button = self._button("Show the answer", "eye", "Computes the answer. Commit a guess first.")
         self.line = text_widget(css_class="t-guess-line")
         self.card = ErrorCard()
-        title = widgets.HTML(
-            f'{STYLE}<h4>Guess first</h4><p class="comera-lead">{html.escape(question.text)}</p>'
-        )
+        title = widgets.HTML(f'{STYLE}<h4>Guess first</h4><p class="comera-lead">{html.escape(question.text)}</p>')
         buttons = widgets.HBox([self.commit_button, self.answer_button])
         buttons.add_class("comera-buttons")
         self.widget = widgets.VBox([title, self.choices, buttons, self.line, self.card.widget])
@@ -93,7 +91,10 @@ class Predict:
 
     def table(self) -> str:
         """Question, choices and what was guessed, as text."""
-        lines = [self.question.text, *(f"  {'*' if choice == self.guess else '-'} {choice}" for choice in self.question.choices)]
+        lines = [
+            self.question.text,
+            *(f"  {'*' if choice == self.guess else '-'} {choice}" for choice in self.question.choices),
+        ]
         return "\n".join([*lines, f"Then: {self.question.then}"])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Verdicts on exercises, and the two editions of the lessons."""
+"""Verdicts on exercises, questions that ask for a guess first, and the two editions of the lessons."""
 
 from comera_lab.teaching.checks import Verdict, check, hint, progress
+from comera_lab.teaching.questions import guess
 
-__all__ = ["Verdict", "check", "hint", "progress"]
+__all__ = ["Verdict", "check", "guess", "hint", "progress"]

@@ -1,0 +1,128 @@
+"""The guess-first question of every lesson. Answers are computed when they are asked for, never written down."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from comera_lab.layers import TTLinear
+from comera_lab.memory import POOLS, predict
+from comera_lab.models.mlp import MLP
+from comera_lab.shapes import TTShape, max_ranks
+
+if TYPE_CHECKING:
+    from comera_lab.panels.predict import Predict
+
+NOISE_SIDE = 256
+RACE_WIDTH, RACE_RANK, RACE_ROWS, RACE_REPEATS = 128, 16, 64, 15
+
+
+def _rank_doubled() -> tuple[int, str]:
+    small, large = (TTShape.for_features(784, 512, rank=rank).params for rank in (8, 16))
+    ratio = large / small
+    index = min(range(4), key=lambda choice: abs(ratio - (1, 2, 3.5, 16)[choice]))
+    return index, (
+        f"From {small:,} to {large:,} numbers: {ratio:.1f} times (predicted, from the shapes). "
+        "A core between two bonds has the rank on both sides and grows with its square; an outer core has it once."
+    )
+
+
+def _batch_doubled() -> tuple[int, str]:
+    once, twice = (predict(MLP((784, 512, 512, 10)), (batch, 784)).as_dict() for batch in (64, 128))
+    grown = [pool for pool in POOLS if twice[pool] > 1.5 * once[pool]]
+    assert len(grown) == 1
+    factor = twice[grown[0]] / once[grown[0]]
+    return POOLS.index(grown[0]), (
+        f"Batch 64 to 128: {grown[0]} grow by {factor:.2f} times, the other three do not move (predicted). "
+        "Weights, gradients and moments belong to the model; activations belong to the examples."
+    )
+
+
+def _noise_energy() -> tuple[int, str]:
+    noise = torch.randn(NOISE_SIDE, NOISE_SIDE, generator=torch.Generator().manual_seed(0))
+    energy = torch.linalg.svdvals(noise).square().cumsum(0)
+    rank = int((energy < 0.9 * energy[-1]).sum()) + 1
+    share = rank / NOISE_SIDE
+    index = min(range(4), key=lambda choice: abs(share - (0.05, 0.25, 0.5, 0.9)[choice]))
+    return index, (
+        f"White noise {NOISE_SIDE} x {NOISE_SIDE} needs rank {rank} ({share:.0%}), computed just now. "
+        "Noise has no favourite direction, so there is little to cut."
+    )
+
+
+def _bottleneck() -> tuple[int, str]:
+    modes = TTShape.for_features(784, 512).modes
+    ranks = max_ranks(modes)
+    return 1, (
+        f"Modes {modes} allow ranks up to {ranks}. Near the ends few indices lie on one side, "
+        f"so the bond cannot carry more; the largest, {max(ranks)}, is at the middle."
+    )
+
+
+def _small_race() -> tuple[int, str]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(RACE_ROWS, RACE_WIDTH, generator=generator).requires_grad_()
+    dense = nn.Linear(RACE_WIDTH, RACE_WIDTH)
+    train = TTLinear(RACE_WIDTH, RACE_WIDTH, rank=RACE_RANK, generator=generator)
+    from comera_lab.panels.crossing import one_pass_ms
+
+    samples = [[one_pass_ms(layer, x, x.detach()) for layer in (dense, train)] for _ in range(RACE_REPEATS)]
+    dense_ms, train_ms = (median(column) for column in zip(*samples[3:], strict=True))
+    ratio = train_ms / dense_ms
+    index = 0 if ratio < 0.8 else 1 if ratio <= 1.25 else 2
+    why = (
+        "This machine starts small calls unusually fast.",
+        "On this machine the two are even at this width.",
+        "Several small calls cost more than one: most of the time goes into starting them.",
+    )
+    return index, (
+        f"Dense {dense_ms:.2f} ms, tensor train {train_ms:.2f} ms a pass, measured here just now. "
+        f"{why[index]} Width changes that: watch the panel."
+    )
+
+
+def guess(lesson: str) -> Predict:
+    """The question card of a lesson, for example guess("00")."""
+    from comera_lab.panels.predict import Predict, Question
+
+    questions = {
+        "00": Question(
+            text="The rank goes from 8 to 16. What happens to the number of weights in the cores?",
+            choices=("it stays the same", "it doubles", "it grows three to four times", "it grows sixteen times"),
+            then="Now drag the rank slider above from 8 to 16 and read the number of weights.",
+            answer=_rank_doubled,
+        ),
+        "01": Question(
+            text="The batch doubles. Which pool of memory doubles with it?",
+            choices=POOLS,
+            then="Now drag the batch slider above and watch the four pools.",
+            answer=_batch_doubled,
+        ),
+        "02": Question(
+            text="A square matrix of white noise: which share of its full rank holds 90 % of its energy?",
+            choices=("about 5 %", "about 25 %", "about half", "about 90 %"),
+            then="Now choose the noise in the panel above and move the slider to 90 %.",
+            answer=_noise_energy,
+        ),
+        "03": Question(
+            text="A 784 x 512 weight as a train of six cores. Which bond can carry the largest rank?",
+            choices=("the first one", "the one in the middle", "the last one", "all the same"),
+            then="Now push every bond of the panel above as far as it goes.",
+            answer=_bottleneck,
+        ),
+        "04": Question(
+            text=f"One small layer, {RACE_WIDTH} to {RACE_WIDTH}, {RACE_ROWS} rows, rank {RACE_RANK}. "
+            "It has far fewer weights as a tensor train. Is it also faster?",
+            choices=("yes, clearly faster", "about the same", "no, clearly slower"),
+            then="Now choose width 128 in the panel below and press Time both.",
+            answer=_small_race,
+        ),
+    }
+    if lesson not in questions:
+        raise ValueError(
+            f"lesson must be one of {', '.join(questions)}, got {lesson!r}. Give the two digits of a lesson."
+        )
+    return Predict(questions[lesson])
