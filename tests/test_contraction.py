@@ -64,8 +64,7 @@ def test_every_order_equals_naive_with_gradients(order, rows):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rank", [1, 7, 8, 30])
-def test_blocked_products_equal_naive_at_odd_sizes(bias, rank, monkeypatch):
-    monkeypatch.setattr(contraction, "BLOCK_ELEMENTS", 1009 * 70)
+def test_padded_products_equal_naive_at_odd_sizes(bias, rank):
     shape = TTShape.for_features(97, 1009, rank)
     assert_equal_to_naive(shape, 333, bias=bias, cuts=half_chain_cuts(shape))
 
@@ -81,22 +80,18 @@ def test_each_dtype_stays_within_its_tolerance_and_a_wrong_core_does_not(dtype, 
     assert relative_error(apply_cores(x, mutant, shape, bias), exact) > RELATIVE[dtype]
 
 
-@pytest.mark.parametrize("mutation", ["transposed block", "wrong ones column", "scaled core gradient"])
-def test_mutants_of_the_blocked_backward_are_caught(mutation, monkeypatch):
-    shape = TTShape.for_features(40, 40, 5)
-    original = contraction._ThinProducts.backward
-
-    def broken(ctx, grad):
-        grads = list(original(ctx, grad))
-        if mutation == "transposed block":
-            grads[0] = grads[0].flip(0)
-        elif mutation == "wrong ones column":
-            grads[2] = grads[2].roll(1, 0)
-        else:
-            grads[1] = grads[1] * 1.01
-        return tuple(grads)
-
-    monkeypatch.setattr(contraction._ThinProducts, "backward", staticmethod(broken))
+@pytest.mark.parametrize("mutation", ["bias lost", "core scaled", "core transposed"])
+def test_mutants_of_the_padded_products_are_caught(mutation, monkeypatch):
+    shape = TTShape((4, 4), (4, 4), (1, 4, 4, 4, 1))
+    chain = contraction.chain
+    broken = {
+        "core scaled": lambda cores: chain([cores[0] * 1.01, *cores[1:]]),
+        "core transposed": lambda cores: chain([c.transpose(0, 2) if len(c) == c.shape[2] else c for c in cores]),
+    }
+    if mutation == "bias lost":
+        monkeypatch.setattr(torch, "cat", lambda parts: torch.concat([parts[0], parts[1] * 0, parts[2]]))
+    else:
+        monkeypatch.setattr(contraction, "chain", broken[mutation])
     with pytest.raises(AssertionError):
         assert_equal_to_naive(shape, 300, cuts=half_chain_cuts(shape))
 
