@@ -1,0 +1,43 @@
+# Two commands need nothing but Python >= 3.11: `make lab` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+PIN := -c binder/constraints.txt
+SOURCES := comera_lab tests notebooks/source
+
+.PHONY: lab test quick check bench notebooks clean
+
+lab: .venv/lab
+	$(BIN)/comera-lab lab
+
+test: .venv/test check
+	$(BIN)/python -m pytest
+
+# Everything that needs no browser, no executed lesson and no long training: under three minutes.
+quick: .venv/test
+	$(BIN)/python -m pytest -m "not slow and not browser and not notebooks"
+
+check: .venv/test
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/comera-lab notebooks check
+
+bench: .venv/lab
+	$(BIN)/comera-lab bench --suite cpu
+
+notebooks: .venv/test
+	$(BIN)/comera-lab notebooks build
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/lab: .venv/bin/python pyproject.toml binder/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIN) -e ".[lab]"
+	$(BIN)/python -m ipykernel install --sys-prefix --name python3
+	@touch $@
+
+.venv/test: .venv/lab
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIN) -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
