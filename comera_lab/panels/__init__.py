@@ -9,10 +9,16 @@ from comera_lab.runtime import cores_allowed, limit_threads, require
 require("ipywidgets", "panels")
 require("plotly", "figures")
 
+from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
+from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
+from comera_lab.panels.pictures import image_row  # noqa: E402
+from comera_lab.panels.predict import Predict, Question  # noqa: E402
+from comera_lab.panels.shape import ShapePanel  # noqa: E402
 from comera_lab.panels.start import StartPanel  # noqa: E402
 from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 
-__all__ = ["LabState", "StartPanel", "lab_state"]
+__all__ = ["CrossingPanel", "LabState", "Predict", "Question", "ShapePanel", "StartPanel", "image_row", "lab_state"]
 
 # 872 against 219 steps a second with 784-512-512-10 on two cores
 limit_threads(1 if cores_allowed() <= 2 else None)
+show_figures_on_pages()

@@ -38,7 +38,8 @@ _AXIS = {
     "linecolor": INK,
     "ticks": "outside",
     "tickcolor": GRID,
-    "title": {"standoff": 8},
+    "title": {"standoff": 8, "font": {"size": 14}},
+    "tickfont": {"size": 14},
     "automargin": True,
 }
 TEMPLATE = go.layout.Template(
@@ -73,7 +74,7 @@ def core_diagram(shape: TTShape, scale_rank: int | None = None) -> go.Figure:
 
     `scale_rank` is the rank drawn `BOND_PX` wide; by default the largest rank of this shape.
     """
-    figure = go.Figure(layout=_blank(230, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False))
+    figure = go.Figure(layout=_blank(204, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False))
     figure.update_xaxes(visible=False, range=[-0.6, len(shape.modes) - 0.4], fixedrange=True, automargin=False)
     figure.update_yaxes(visible=False, range=[0, 1], fixedrange=True, automargin=False)
     figure.add_trace(go.Scatter(mode="markers", marker={"size": 44, "opacity": 0}, hoverinfo="text", name="cores"))
@@ -89,7 +90,7 @@ def draw_cores(figure: go.Figure, shape: TTShape, scale_rank: int | None = None)
     shapes, notes, hover = [], [], []
     for k in range(1, count):
         width = max(1.5, BOND_PX * min(shape.ranks[k] / thickest, 1.0))
-        shapes.append(_line(k - 0.68, 0.62, k - 0.32, 0.62, "rgba(118,118,118,.75)", width))
+        shapes.append(_line(k - 0.67, 0.62, k - 0.33, 0.62, "rgba(118,118,118,.75)", width))
         notes.append(_note(k - 0.5, 0.9, f"<b>{shape.ranks[k]}</b>", size))
     notes.append(_note(-0.42, 0.9, "rank", size - 1, "right" if count > 6 else "center"))
     for k, (left, mode, right) in enumerate(shape.core_shapes):
@@ -104,9 +105,16 @@ def draw_cores(figure: go.Figure, shape: TTShape, scale_rank: int | None = None)
     middle_in, middle_out = (shape.split - 1) / 2, (shape.split + count - 1) / 2
     notes.append(_note(middle_in, 0.03, _product("inputs", shape.in_features, shape.in_modes), size, colour=BLUE))
     notes.append(_note(middle_out, 0.03, _product("outputs", shape.out_features, shape.out_modes), size, colour=ORANGE))
-    figure.update_layout(shapes=shapes, annotations=notes)
+    # Plain assignment: update_layout takes 100 ms for these lists, this takes 5.
+    figure.layout.shapes, figure.layout.annotations = shapes, notes
     figure.layout.xaxis.range = [-0.6, count - 0.4]
-    figure.data[0].update(x=list(range(count)), y=[0.62] * count, text=hover)
+    _put(figure.data[0], x=list(range(count)), y=[0.62] * count, text=hover)
+
+
+def _put(target: Any, **values: Any) -> None:
+    """Assign attributes of a trace or axis, without the cost of plotly's recursive `update`."""
+    for name, value in values.items():
+        target[name] = value
 
 
 def _product(word: str, features: int, modes: Sequence[int]) -> str:
@@ -159,7 +167,7 @@ def fill_memory(figure: go.Figure, rows: Mapping[str, Mapping[str, float]]) -> N
     """Change a `memory_bars` figure into the one of `rows`."""
     names = list(rows)
     for trace in figure.data:
-        trace.update(y=names, x=[rows[name][trace.name] for name in names])
+        _put(trace, y=names, x=[rows[name][trace.name] for name in names])
     figure.layout.height = 96 + 62 * len(rows)
 
 
@@ -183,10 +191,12 @@ def training_curves(curves: Sequence[Curve], x_title: str) -> go.Figure:
         1, 2, column_widths=[0.5, 0.5], horizontal_spacing=0.1,
         subplot_titles=("training loss (nats)", "test accuracy (%)"),
     )  # fmt: skip
-    figure.update_layout(_blank(320, margin={"l": 60, "r": 16, "t": 66, "b": 50}))
-    figure.update_annotations(font_size=14, yshift=2)
-    figure.update_layout(legend={"y": 1.14})
-    figure.update_yaxes(type="log", row=1, col=1, dtick=1, exponentformat="power", minor={"showgrid": False})
+    several = len(curves) > 1
+    height, top = (300, 62) if several else (270, 34)
+    figure.update_layout(_blank(height, margin={"l": 60, "r": 16, "t": top, "b": 50}))
+    figure.update_layout(legend={"y": 1.14}, showlegend=several)
+    figure.update_annotations(font_size=14)
+    figure.update_yaxes(type="log", row=1, col=1, dtick=1, exponentformat="power", tickfont_size=12)
     figure.update_yaxes(range=[0, 101], row=1, col=2)
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     for curve, (colour, dash, marker) in zip(curves, LANE_STYLES, strict=False):
@@ -203,9 +213,13 @@ def training_curves(curves: Sequence[Curve], x_title: str) -> go.Figure:
 
 def fill_training(figure: go.Figure, curves: Sequence[Curve], x_title: str | None = None) -> None:
     """Change a `training_curves` figure with as many lanes into the one of `curves`."""
+    drawn = any(len(curve.x) for curve in curves)
+    empty = {"xaxis": [0, 100], "yaxis": [-2.0, 0.5], "xaxis2": [0, 100]}
+    for axis, limits in empty.items():
+        _put(figure.layout[axis], autorange=drawn or None, range=None if drawn else limits)
     for k, curve in enumerate(curves):
-        figure.data[2 * k].update(x=curve.x, y=curve.loss_nats, name=curve.name)
-        figure.data[2 * k + 1].update(x=curve.eval_x, y=curve.accuracy_percent, name=curve.name)
+        _put(figure.data[2 * k], x=curve.x, y=curve.loss_nats, name=curve.name)
+        _put(figure.data[2 * k + 1], x=curve.eval_x, y=curve.accuracy_percent, name=curve.name)
     if x_title is not None:
         figure.update_xaxes(title_text=x_title)
 
@@ -225,7 +239,7 @@ def spectrum_figure(values: Array, rank: int, matrix: Array, cut: Array) -> go.F
     figure.update_layout(_blank(330, margin={"l": 60, "r": 8, "t": 62, "b": 50}))
     figure.update_layout(legend={"y": 1.12})
     figure.update_annotations(font_size=14)
-    figure.update_yaxes(type="log", dtick=1, exponentformat="power", row=1, col=1, fixedrange=True)
+    figure.update_yaxes(type="log", dtick=1, exponentformat="power", tickfont_size=12, row=1, col=1, fixedrange=True)
     figure.update_xaxes(title_text="index", rangemode="tozero", row=1, col=1, fixedrange=True)
     for name, colour, symbol in (("kept", BLUE, "circle"), ("cut away", VERMILLION, "circle-open")):
         figure.add_trace(go.Scatter(name=name, mode="markers", marker={"color": colour, "symbol": symbol, "size": 6}),
@@ -246,14 +260,14 @@ def fill_spectrum(figure: go.Figure, values: Array, rank: int, matrix: Array, cu
     drawn = np.maximum(values, _FLOOR * values[0])
     shown = np.unique(np.linspace(0, len(values) - 1, 500).round().astype(np.int64))
     kept, lost = shown[shown < rank], shown[shown >= rank]
-    figure.data[0].update(x=index[kept], y=drawn[kept])
-    figure.data[1].update(x=index[lost], y=drawn[lost])
+    _put(figure.data[0], x=index[kept], y=drawn[kept])
+    _put(figure.data[1], x=index[lost], y=drawn[lost])
     corner = matrix[:CORNER, :CORNER].astype(np.float32)
     corner_cut = cut[:CORNER, :CORNER].astype(np.float32)
     # One scale for all three, so that the residual is seen at its true size.
     limit = float(np.abs(corner).max()) or 1.0
     for trace, z in zip(figure.data[2:], (corner, corner_cut, corner - corner_cut), strict=True):
-        trace.update(z=z, zmin=-limit, zmax=limit)
+        _put(trace, z=z, zmin=-limit, zmax=limit)
 
 
 # ---- without a kernel --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from comera_lab.panels.live import LiveFigure, Throttle, figure_mode
+from comera_lab.panels.page import nobody_here, page_bundle
 from comera_lab.panels.runner import Failure, Progress, Runner
 from comera_lab.panels.state import LabState, lab_state
 from comera_lab.panels.widgets import Control, ErrorCard, RunBar
@@ -71,7 +72,7 @@ class Panel:
             notices.append(widgets.HTML(f"<p>Charts are shown as plain figures: {html.escape(reason)}.</p>"))
         self.widget.children = (*notices, *children, self.card.widget)
         self.widget.add_class("comera")
-        self.widget.add_class(f"t-{self.kind}")
+        self.widget.add_class(f"t-panel-{self.kind}")
         _open[self.kind] = self
 
     def _live(self, figure: go.Figure, css_class: str, description: str) -> LiveFigure:
@@ -112,6 +113,8 @@ class Panel:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         text = self.table()
+        if nobody_here():
+            return page_bundle(self.static(), text)
         return {
             "application/vnd.jupyter.widget-view+json": {
                 "version_major": 2,
@@ -158,8 +161,8 @@ class RunPanel(Panel):
         self.runner.close()
         super().close()
 
-    def _run_bar(self, start_text: str, help: str, *, resume: bool = True) -> RunBar:
-        self.bar = RunBar(start_text, help, resume=resume)
+    def _run_bar(self, start_text: str, help: str, *, stop: bool = True, resume: bool = True) -> RunBar:
+        self.bar = RunBar(start_text, help, stop=stop, resume=resume)
         self.bar.start.on_click(self._guarded(lambda button: self.run()))
         self.bar.stop.on_click(self._guarded(lambda button: self.stop()))
         self.bar.resume.on_click(self._guarded(lambda button: self.resume()))

@@ -9,6 +9,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from comera_lab.panels.page import nobody_here, page_bundle
 from comera_lab.panels.runner import Failure
 from comera_lab.panels.widgets import STYLE, ErrorCard, say, sentence, text_widget
 
@@ -99,6 +100,8 @@ class Predict:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         text = self.table()
+        if nobody_here():
+            return page_bundle(None, text)
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return {
             "application/vnd.jupyter.widget-view+json": view,

@@ -21,7 +21,7 @@ from comera_lab.shapes import TTShape
 
 IN_FEATURES, OUT_FEATURES, CLASSES = 784, 512, 10
 MAX_RANK = 32
-STEPS = 2000
+STEPS = 1000
 STATIC_RANKS = (1, 2, 4, 8, 16, 32)
 
 
@@ -131,7 +131,7 @@ class StartPanel(RunPanel):
 
     def _job(self) -> Iterator[Progress]:
         self.rank_trained = self.rank.value
-        config = TrainConfig(steps=self.steps, evaluate_every=25, learning_rate=3e-3, seed=self.state.seed)
+        config = TrainConfig(steps=self.steps, evaluate_every=25, seed=self.state.seed)
         features = (IN_FEATURES, OUT_FEATURES, CLASSES)
         lane = self.lane = Lane(f"rank {self.rank_trained}", features, "tt", self.rank_trained, config)
         while not lane.finished:
@@ -189,7 +189,7 @@ def _spoken(numbers: dict[str, Any]) -> list[str]:
     """The numbers of a run that exist so far, each with its unit."""
     templates = {
         "accuracy_percent": "test accuracy {:.1f} %",
-        "loss_nats": "loss {:.3f} nats",
+        "loss_nats": "training loss {:.2g} nats",
         "step_time_ms": "{:.1f} ms a step",
     }
     return [text.format(numbers[key]) for key, text in templates.items() if numbers[key] is not None]

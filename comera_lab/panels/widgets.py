@@ -22,8 +22,11 @@ STYLE = """<style>
   { font-size: 14px; line-height: 1.45; }
 .comera .jupyter-widgets { margin: 1px 2px; }
 .comera .comera-row { align-items: center; min-height: 34px; }
-.comera .comera-label { width: 132px; flex: none; }
+.comera .comera-label { width: 132px; flex: none; line-height: 28px; height: 28px; margin: 0 2px; }
 .comera .comera-entry { width: 84px; flex: none; }
+.comera .comera-choice { flex: 0 1 260px; }
+.comera .comera-columns { flex-flow: row wrap; align-items: flex-start; gap: 0 28px; }
+.comera .comera-columns > * { flex: 1 1 400px; min-width: 330px; }
 .comera .comera-slider { flex: 1 1 150px; min-width: 110px; max-width: 340px; margin: 0 10px 0 4px; }
 .comera .comera-note { color: var(--jp-content-font-color2, #767676); margin-left: 6px; }
 .comera .comera-bad { color: var(--comera-bad); margin: 0 0 4px 140px; font-weight: 600; }
@@ -43,7 +46,9 @@ STYLE = """<style>
   margin: 4px 0; }
 .comera-card pre { font-size: 13px; overflow-x: auto; max-height: 260px; }
 .comera-card summary { cursor: pointer; }
-.comera .comera-buttons button { min-width: 92px; height: 32px; }
+.comera .comera-buttons { gap: 2px; margin: 6px 0; }
+.comera .comera-buttons button { min-width: 92px; height: 32px; line-height: 30px; }
+.comera .t-status { margin: 0 0 4px 2px; min-height: 24px; }
 .comera table { font-variant-numeric: tabular-nums; border-collapse: collapse; margin: 4px 0; }
 .comera td, .comera th { padding: 2px 14px 2px 0; text-align: right; border-bottom: 1px solid var(--comera-line); }
 .comera td:first-child, .comera th:first-child { text-align: left; }
@@ -233,6 +238,13 @@ class NumberControl(Control):
             raise ValueError(f"{rule}, got {new}. {remedy}")
         return int(number) if self.whole else number
 
+    def fit(self, value: float) -> None:
+        """Take on a value without telling the listeners."""
+        with _moving:
+            self._value = value
+            self.complain("")
+            self._refresh()
+
     def limit(self, high: int, reason: str, value: int) -> None:
         """Set the largest legal value, say why in the note and in refusals, and take `value` on silently."""
         with _moving:
@@ -267,6 +279,7 @@ class ChoiceControl(Control):
         self.options = tuple(options)
         self.dropdown = widgets.Dropdown(options=list(options), value=value, tooltip=help)
         self.dropdown.add_class(css_class)
+        self.dropdown.add_class("comera-choice")
         self.label.tooltip = help
         self._assemble(self.dropdown)
         self.dropdown.observe(self._edited, names="value")
@@ -311,9 +324,12 @@ class ErrorCard:
 
 
 class RunBar:
-    """Start, Stop and Resume buttons with the state in words, a progress bar and the newest numbers."""
+    """Start, Stop and Resume buttons with the state in words, a progress bar and the newest numbers.
 
-    def __init__(self, start_text: str, help: str, *, resume: bool = True) -> None:
+    Work that ends by itself in a second or two needs no `stop` and no `resume` button.
+    """
+
+    def __init__(self, start_text: str, help: str, *, stop: bool = True, resume: bool = True) -> None:
         def button(text: str, icon: str, tip: str, style: str, css_class: str) -> widgets.Button:
             made = widgets.Button(description=text, icon=icon, tooltip=tip, button_style=style)
             made.add_class(css_class)
@@ -325,10 +341,9 @@ class RunBar:
         self.resume = button("Resume", "forward", "Goes on from where Stop was pressed.", "", "t-resume")
         self.status = widgets.HTML("")
         self.status.add_class("t-status")
-        buttons = [self.start, self.stop, self.resume] if resume else [self.start, self.stop]
-        self.widget = widgets.HBox([*buttons, self.status])
-        self.widget.layout.flex_flow, self.widget.layout.align_items = "row wrap", "center"
-        self.widget.add_class("comera-buttons")
+        row = widgets.HBox([self.start, *[self.stop][: int(stop)], *[self.resume][: int(resume)]])
+        row.add_class("comera-buttons")
+        self.widget = widgets.VBox([row, self.status])
         self.stop.disabled = self.resume.disabled = True
 
     def show(self, runner: Runner, numbers: str = "") -> None:
