@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from comera_lab.panels.predict import Predict
 
 NOISE_SIDE = 256
-RACE_WIDTH, RACE_RANK, RACE_ROWS, RACE_REPEATS = 128, 16, 64, 15
+RACE_WIDTH, RACE_RANK, RACE_ROWS, RACE_REPEATS = 128, 8, 256, 15
 
 
 def _rank_doubled() -> tuple[int, str]:
