@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tolerances import RELATIVE, relative_error
 from torch import nn
 
 from comera_lab.layers import TTLinear, tt_layers
 from comera_lab.models.mlp import MLP
 from comera_lab.shapes import ShapeError
-from tolerances import RELATIVE, relative_error
 
 
 def _seeded(seed: int = 0) -> torch.Generator:

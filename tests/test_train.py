@@ -487,7 +487,7 @@ _CHILD = """
 
     folder, resume = sys.argv[1], sys.argv[2] == "resume"
     torch.set_num_threads(1)
-    config = TrainConfig(steps=600, checkpoint_every=20, evaluate_every=50, seed=3)
+    config = TrainConfig(steps=300, checkpoint_every=20, evaluate_every=50, seed=3)
     model = MLP((64, 16, 10), kind="tt", rank=4, generator=torch.Generator().manual_seed(3))
     x = torch.rand(1000, 64, generator=torch.Generator().manual_seed(0))
     data = Dataset.from_tensors("largest of ten", x, x[:, :10].argmax(dim=1))

@@ -17,8 +17,8 @@ RANKS: tuple[int | None, ...] = (None, 2, 4, 8, 16)  # None is the dense twin
 SEEDS = (0, 1, 2)
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 _COMMAND = 'python -c "from comera_lab.experiments.studies import digits_study; digits_study(PATH)"'
-_EVALUATE_EVERY = 25
-_STEP_ROWS_EVERY = 5  # of the first seed: enough for a curve, and the file stays small
+_EVALUATE_EVERY = 50
+_STEP_ROWS_EVERY = 10  # of the first seed: enough for a curve, and the file stays small
 
 
 def digits_study(
@@ -27,11 +27,11 @@ def digits_study(
     ranks: tuple[int | None, ...] = RANKS,
     seeds: tuple[int, ...] = SEEDS,
     rates: tuple[float, ...] = RATES,
-    steps: int = 300,
+    steps: int = 600,
 ) -> list[ResultRow]:
     """Train the 784-512-512-10 MLP on digits(28), dense and as tensor trains of each rank, and record it.
 
-    One run per model and seed: run row, evaluations every 25 steps, every fifth step of the first seed, and a
+    One run per model and seed: run row, evaluations every 50 steps, every tenth step of the first seed, and a
     result row with the median step time. Each model gets the learning rate that does best on an inner split
     of its training side, so that neither twin is compared at the other's rate and the test side chooses
     nothing. One thread. Seeds are the outer loop, so that a busy minute of the machine meets every model.
