@@ -10,14 +10,29 @@ require("ipywidgets", "panels")
 require("plotly", "figures")
 
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
+from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
 from comera_lab.panels.pictures import image_row  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
+from comera_lab.panels.race import RacePanel  # noqa: E402
 from comera_lab.panels.shape import ShapePanel  # noqa: E402
+from comera_lab.panels.spectrum import SpectrumPanel  # noqa: E402
 from comera_lab.panels.start import StartPanel  # noqa: E402
 from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 
-__all__ = ["CrossingPanel", "LabState", "Predict", "Question", "ShapePanel", "StartPanel", "image_row", "lab_state"]
+__all__ = [
+    "CrossingPanel",
+    "LabState",
+    "MemoryPanel",
+    "Predict",
+    "Question",
+    "RacePanel",
+    "ShapePanel",
+    "SpectrumPanel",
+    "StartPanel",
+    "image_row",
+    "lab_state",
+]
 
 # 872 against 219 steps a second with 784-512-512-10 on two cores
 limit_threads(1 if cores_allowed() <= 2 else None)

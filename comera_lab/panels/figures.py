@@ -295,15 +295,18 @@ def with_slider(figures: Sequence[tuple[str, go.Figure]], prefix: str, active: i
         "pad": {"t": 46, "b": 8}, "len": 0.9, "x": 0.05,
     }  # fmt: skip
     below = 100
-    whole.layout.margin.b += below
+    bottom = whole.layout.margin.b
+    whole.layout.margin.b = below + (TEMPLATE.layout.margin.b if bottom is None else bottom)
     whole.update_layout(sliders=[slider], height=whole.layout.height + below)
     return whole
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, at every depth: plotly's slider arguments take nothing else."""
+    """Arrays as lists of four digits, at every depth: plotly's slider arguments take nothing else."""
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

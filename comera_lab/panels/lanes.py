@@ -11,7 +11,7 @@ import torch
 from comera_lab.experiments.datasets import Dataset, digits
 from comera_lab.experiments.recorder import EvalRow, StepRow
 from comera_lab.experiments.train import TrainConfig, Trainer
-from comera_lab.memory import Pools, predict
+from comera_lab.memory import Measured, measure
 from comera_lab.models.mlp import MLP
 from comera_lab.panels.figures import Curve
 from comera_lab.panels.live import History
@@ -43,6 +43,7 @@ class Lane:
         self.name = name
         self.model = MLP(features, kind, rank, generator=torch.Generator().manual_seed(config.seed))
         self.trainer = Trainer(self.model, digits_28(), config)
+        self.measured: Measured | None = None
         self.steps = History("steps", "seconds", "loss_nats", "step_time_ms")
         self.evaluations = History("steps", "seconds", "accuracy_percent")
 
@@ -52,7 +53,7 @@ class Lane:
             row = self.trainer.evaluate()
             self.evaluations.add(row.step, row.elapsed_s, 100 * row.accuracy)
         else:
-            row = self.trainer.step()
+            row = self._step()
             self.steps.add(row.step, row.elapsed_s, row.loss_nats, row.step_time_ms)
         return row
 
@@ -89,10 +90,13 @@ class Lane:
         k = int(before[-1])
         return int(self.evaluations["steps"][k]), float(self.evaluations["accuracy_percent"][k])
 
-    def memory(self) -> Pools:
-        """Predicted bytes of one training step of this lane."""
-        config = self.trainer.config
-        return predict(self.model, (config.batch_size, self.model.features[0]), config.optimizer)
+    def _step(self) -> StepRow:
+        """One training step; the bytes of the first are measured on the way."""
+        if self.measured is not None:
+            return self.trainer.step()
+        rows: list[StepRow] = []
+        self.measured = measure(lambda: rows.append(self.trainer.step()), self.model, self.trainer.optimizer)
+        return rows[0]
 
     def curve(self, axis: Axis) -> Curve:
         return Curve(
