@@ -13,6 +13,8 @@ import sys
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io as pio
+from plotly.io.base_renderers import MimetypeRenderer
 
 _loaded: list[str] = []
 
@@ -44,9 +46,15 @@ def page_bundle(figure: go.Figure | None, text: str) -> dict[str, Any]:
     return {"text/html": f"{picture}<pre>{html.escape(text)}</pre>", "text/plain": text}
 
 
+class _PageRenderer(MimetypeRenderer):
+    """plotly's way to add a form of output: here the HTML that a page keeps."""
+
+    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
+        return {"text/html": figure_html(go.Figure(fig_dict, skip_invalid=True))}
+
+
 def show_figures_on_pages() -> None:
     """Let a plain go.Figure at the end of a cell carry its own HTML as well when nobody is here."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None and nobody_here():
-        shell.display_formatter.formatters["text/html"].for_type(go.Figure, figure_html)
+    if nobody_here():
+        pio.renderers["comera_page"] = _PageRenderer()
+        pio.renderers.default = "plotly_mimetype+comera_page"

@@ -16,7 +16,6 @@ from comera_lab.shapes import TTShape, max_ranks
 if TYPE_CHECKING:
     from comera_lab.panels.predict import Predict
 
-NOISE_SIDE = 256
 RACE_WIDTH, RACE_RANK, RACE_ROWS, RACE_REPEATS = 128, 8, 256, 15
 
 
@@ -42,14 +41,15 @@ def _batch_doubled() -> tuple[int, str]:
 
 
 def _noise_energy() -> tuple[int, str]:
-    noise = torch.randn(NOISE_SIDE, NOISE_SIDE, generator=torch.Generator().manual_seed(0))
-    energy = torch.linalg.svdvals(noise).square().cumsum(0)
+    from comera_lab.panels.spectrum import COLUMNS, ROWS, noise_matrix
+
+    energy = torch.linalg.svdvals(noise_matrix(seed=0)).square().cumsum(0)
     rank = int((energy < 0.9 * energy[-1]).sum()) + 1
-    share = rank / NOISE_SIDE
-    index = min(range(4), key=lambda choice: abs(share - (0.05, 0.25, 0.5, 0.9)[choice]))
+    share = rank / ROWS
+    index = min(range(4), key=lambda choice: abs(share - (0.1, 0.3, 0.5, 0.8)[choice]))
     return index, (
-        f"White noise {NOISE_SIDE} x {NOISE_SIDE} needs rank {rank} ({share:.0%}), computed just now. "
-        "Noise has no favourite direction, so there is little to cut."
+        f"White noise, {ROWS} x {COLUMNS}, needs rank {rank} of {ROWS} ({share:.0%}), computed just now. "
+        "Noise has no favourite direction, so there is little to cut. Load the digits and compare."
     )
 
 
@@ -102,9 +102,9 @@ def guess(lesson: str) -> Predict:
             answer=_batch_doubled,
         ),
         "02": Question(
-            text="A square matrix of white noise: which share of its full rank holds 90 % of its energy?",
-            choices=("about 5 %", "about 25 %", "about half", "about 90 %"),
-            then="Now choose the noise in the panel above and move the slider to 90 %.",
+            text="The panel opens with white noise. How much of its full rank holds 90 % of its energy?",
+            choices=("about a tenth", "about a third", "about half", "about four fifths"),
+            then="Now drag the energy slider above to 90 % and read the rank.",
             answer=_noise_energy,
         ),
         "03": Question(

@@ -151,14 +151,13 @@ def kept_numbers(batch, features):
 check("01.4", kept_numbers)
 
 # %% [markdown]
-# The meter of this kit counts the same thing. Your number and its number, in bytes of float32:
+# The meter of this kit counts the same thing. Its number and yours:
 
 # %%
 from comera_lab.memory import MemoryReport, measure, predict
 
-by_meter = predict(model, (64, 784)).activations
-yours = kept_numbers(64, (784, 512, 512, 10))
-print("meter:", by_meter, "bytes    yours:", yours if yours is ... else 4 * yours, "bytes")
+by_meter = predict(model, (64, 784)).activations // 4  # bytes of float32 -> numbers
+print("meter:", by_meter, "   yours:", kept_numbers(64, (784, 512, 512, 10)))
 
 # %% [markdown]
 # ## Predicted, then measured
