@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from comera_lab.experiments.datasets import digits
+from comera_lab.experiments.train import TrainConfig, Trainer
 from comera_lab.layers import TTLinear, tensorize
 from comera_lab.memory import (
     GAP_LIMIT,
@@ -37,6 +39,7 @@ from comera_lab.memory import (
     process_rss_bytes,
     tensor_bytes,
 )
+from comera_lab.models.mlp import MLP
 
 MIB = 2**20
 REAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -128,6 +131,16 @@ def test_predicted_equals_measured_for_any_mlp(
 ) -> None:
     predicted, measured = both(mlp(*features, dtype=dtype), torch.randn(batch, features[0], dtype=dtype), optimizer)
     assert_agree(predicted, measured.pools)
+
+
+@pytest.mark.parametrize("optimizer", list(REAL))
+@pytest.mark.parametrize("kind", ["dense", "tt"])
+def test_predicted_equals_a_real_step_of_the_trainer(kind: Literal["dense", "tt"], optimizer: str) -> None:
+    model = MLP((64, 48, 48, 10), kind, rank=4)
+    trainer = Trainer(model, digits(8), TrainConfig(steps=5, batch_size=32, optimizer=optimizer))
+    trainer.step()
+    measured = measure(trainer.step, model, trainer.optimizer)
+    assert_agree(predict(model, (32, 64), optimizer, loss=class_loss), measured.pools)
 
 
 def test_closed_form_of_an_mlp_by_hand() -> None:

@@ -102,7 +102,9 @@ class Doctor:
         return "✓ ready" if self.ok else f"✗ {len(self.problems)} to repair"
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """(label, text) of each line of the report."""
+        """(label, text) of each line of the report, what needs hands first."""
+        yield from (("repair", text) for text in self.problems)
+        yield from (("advice", text) for text in self.advice)
         limit = self.memory_limit_bytes
         memory = "unknown" if self.memory_bytes is None else _mib(self.memory_bytes)
         yield "python", f"{self.python} on {self.platform}"
@@ -114,8 +116,6 @@ class Doctor:
         yield "triton", f"{self.triton.kind}: {self.triton.reason}"
         yield "widgets", self.widgets.text
         yield "packages", ", ".join(f"{name} {version or 'missing'}" for name, version in self.packages.items())
-        yield from (("repair", text) for text in self.problems)
-        yield from (("advice", text) for text in self.advice)
 
     def text(self) -> str:
         """The report as plain text."""
