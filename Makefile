@@ -2,12 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIN := -c binder/constraints.txt
+# JupyterLab refuses to run as root unless told; in a container there often is nobody else.
+LAB_FLAGS := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 SOURCES := comera_lab tests notebooks/source
 
 .PHONY: lab test quick check bench notebooks clean
 
 lab: .venv/lab
-	$(BIN)/comera-lab lab
+	$(BIN)/comera-lab lab $(LAB_FLAGS)
 
 test: .venv/test check
 	$(BIN)/python -m pytest

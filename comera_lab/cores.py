@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comera_lab.runtime import require
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, clip_ranks
 
 
@@ -193,7 +194,7 @@ def round_cores(
 
 def to_tensorly(cores: Sequence[Tensor]) -> Any:
     """TT cores -> tensorly TTTensor, TTM cores -> tensorly TTMatrix (numpy copies, tensorly's default backend)."""
-    tensorly = _tensorly()
+    tensorly = require("tensorly", "exchanging cores with it")
     arrays = [tensorly.tensor(core.detach().cpu().numpy()) for core in cores]
     kind = tensorly.tt_tensor.TTTensor if cores[0].dim() == 3 else tensorly.tt_matrix.TTMatrix
     return kind(arrays)
@@ -201,17 +202,5 @@ def to_tensorly(cores: Sequence[Tensor]) -> Any:
 
 def from_tensorly(tensor: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
     """tensorly TTTensor or TTMatrix, of any tensorly backend -> cores as torch tensors (copies)."""
-    tensorly = _tensorly()
+    tensorly = require("tensorly", "exchanging cores with it")
     return [torch.tensor(tensorly.to_numpy(factor), dtype=dtype) for factor in tensor]
-
-
-def _tensorly() -> Any:
-    try:
-        import tensorly
-        import tensorly.tt_matrix
-        import tensorly.tt_tensor
-    except ImportError as missing:
-        raise ImportError(
-            'tensorly is needed to exchange cores with it. Install it with: pip install "comera_lab[tensorly]"'
-        ) from missing
-    return tensorly

@@ -24,6 +24,7 @@ from comera_lab.cores import (
     round_cores,
     to_tensorly,
 )
+from comera_lab.runtime import require
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, ranks_for_budget
 
 FILE_FORMAT = "comera_lab.TTLinear.1"
@@ -187,14 +188,16 @@ class TTLinear(nn.Module):
             tensors["bias"] = self.bias.detach().contiguous()
         shape = self.shape
         fields = (shape.in_modes, shape.out_modes, shape.ranks, shape.in_features, shape.out_features)
-        _safetensors_torch().save_file(tensors, str(path), {"format": FILE_FORMAT, "shape": json.dumps(fields)})
+        files = require("safetensors.torch", "saving layers")
+        files.save_file(tensors, str(path), {"format": FILE_FORMAT, "shape": json.dumps(fields)})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TTLinear:
         """Read what `save` wrote. Raises ValueError for a file of another kind, FileNotFoundError for none."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"no file at {path}. Give the path that TTLinear.save wrote.")
-        with _safetensors_torch().safe_open(str(path), framework="pt", device=str(_known_device(device))) as file:
+        files = require("safetensors", "loading layers")
+        with files.safe_open(str(path), framework="pt", device=str(_known_device(device))) as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FILE_FORMAT:
                 raise ValueError(
@@ -212,16 +215,6 @@ def _known_device(device: torch.device | str | None) -> torch.device | None:
         return None if device is None else torch.device(device)
     except RuntimeError:
         raise ValueError(f"device must be one that torch knows, got {device!r}. Use 'cpu' or 'cuda'.") from None
-
-
-def _safetensors_torch() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as missing:
-        raise ImportError(
-            'safetensors is needed to save and load layers. Install it with: pip install "comera_lab[files]"'
-        ) from missing
-    return safetensors.torch
 
 
 def tt_layers(model: nn.Module) -> dict[str, TTLinear]:
