@@ -23,11 +23,12 @@ Array = npt.NDArray[np.floating[Any]]
 BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
 INK, GRID = "#767676", "rgba(128,128,128,.22)"
 LANE_STYLES = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "diamond"), (GREEN, "dot", "square"))
+# colour, pattern, and the text colour that reads on both
 POOL_STYLES = {
-    "weights": (BLUE, ""),
-    "grads": (ORANGE, "/"),
-    "optimizer": (GREEN, "x"),
-    "activations": (PURPLE, "."),
+    "weights": (BLUE, "", "white"),
+    "grads": (ORANGE, "/", "black"),
+    "optimizer": (GREEN, "x", "black"),
+    "activations": (PURPLE, ".", "black"),
 }
 # Zero is the page itself, so a matrix is neither a white nor a black slab.
 SIGNED_SCALE = [[0.0, "rgb(213,94,0)"], [0.5, "rgba(128,128,128,0.04)"], [1.0, "rgb(0,114,178)"]]
@@ -151,12 +152,14 @@ def memory_bars(rows: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """One stacked bar per row, in MiB. `rows` maps "predicted", "measured here", ... to {pool: MiB}."""
     figure = go.Figure(layout=_blank(96 + 62 * len(rows), barmode="stack", bargap=0.32, legend_traceorder="normal"))
     figure.update_xaxes(title_text="MiB", rangemode="tozero", fixedrange=True)
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", fixedrange=True)
-    for pool, (colour, pattern) in POOL_STYLES.items():
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", ticklabelstandoff=8, fixedrange=True)
+    for pool, (colour, pattern, text_colour) in POOL_STYLES.items():
         figure.add_trace(go.Bar(
-            name=pool, orientation="h", textposition="inside", insidetextanchor="middle", constraintext="inside",
-            marker={"color": colour, "line": {"color": "rgba(128,128,128,.6)", "width": 1},
-                    "pattern": {"shape": pattern, "size": 7, "solidity": 0.25, "fgcolor": "rgba(255,255,255,.55)"}},
+            name=pool, orientation="h", textposition="inside", insidetextanchor="middle", textangle=0,
+            insidetextfont={"color": text_colour, "size": 14},
+            marker={"color": colour, "line": {"width": 0},
+                    "pattern": {"shape": pattern, "size": 9, "solidity": 0.15, "fillmode": "overlay",
+                                "fgcolor": "rgba(255,255,255,.6)"}},
             hovertemplate="%{y}: %{x:.3f} MiB " + pool + "<extra></extra>",
         ))  # fmt: skip
     fill_memory(figure, rows)
@@ -166,8 +169,11 @@ def memory_bars(rows: Mapping[str, Mapping[str, float]]) -> go.Figure:
 def fill_memory(figure: go.Figure, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Change a `memory_bars` figure into the one of `rows`."""
     names = list(rows)
+    widest = max(sum(pools.values()) for pools in rows.values())
     for trace in figure.data:
-        _put(trace, y=names, x=[rows[name][trace.name] for name in names])
+        x = [rows[name][trace.name] for name in names]
+        # A label that is wider than its piece of the bar would only be noise: the legend and the text line have it.
+        _put(trace, y=names, x=x, text=[f"{value:.2f}" if value > 0.06 * widest else "" for value in x])
     figure.layout.height = 96 + 62 * len(rows)
 
 
@@ -204,7 +210,7 @@ def training_curves(curves: Sequence[Curve], x_title: str) -> go.Figure:
         figure.add_trace(go.Scatter(name=curve.name, legendgroup=curve.name, mode="lines", line=line), row=1, col=1)
         figure.add_trace(
             go.Scatter(name=curve.name, legendgroup=curve.name, showlegend=False, mode="lines+markers", line=line,
-                       marker={"symbol": marker, "size": 8}),
+                       marker={"symbol": marker, "size": 6}),
             row=1, col=2,
         )  # fmt: skip
     fill_training(figure, curves)
@@ -239,7 +245,7 @@ def spectrum_figure(values: Array, rank: int, matrix: Array, cut: Array) -> go.F
     figure.update_layout(_blank(330, margin={"l": 60, "r": 8, "t": 62, "b": 50}))
     figure.update_layout(legend={"y": 1.12})
     figure.update_annotations(font_size=14)
-    figure.update_yaxes(type="log", dtick=1, exponentformat="power", tickfont_size=12, row=1, col=1, fixedrange=True)
+    figure.update_yaxes(type="log", exponentformat="power", tickfont_size=12, row=1, col=1, fixedrange=True)
     figure.update_xaxes(title_text="index", rangemode="tozero", row=1, col=1, fixedrange=True)
     for name, colour, symbol in (("kept", BLUE, "circle"), ("cut away", VERMILLION, "circle-open")):
         figure.add_trace(go.Scatter(name=name, mode="markers", marker={"color": colour, "symbol": symbol, "size": 6}),
@@ -258,6 +264,7 @@ def fill_spectrum(figure: go.Figure, values: Array, rank: int, matrix: Array, cu
     """Change a `spectrum_figure` into the one of these numbers."""
     index = np.arange(1, len(values) + 1)
     drawn = np.maximum(values, _FLOOR * values[0])
+    _label_decades(figure.layout.yaxis, float(drawn[-1]), float(drawn[0]))
     shown = np.unique(np.linspace(0, len(values) - 1, 500).round().astype(np.int64))
     kept, lost = shown[shown < rank], shown[shown >= rank]
     _put(figure.data[0], x=index[kept], y=drawn[kept])
@@ -268,6 +275,16 @@ def fill_spectrum(figure: go.Figure, values: Array, rank: int, matrix: Array, cu
     limit = float(np.abs(corner).max()) or 1.0
     for trace, z in zip(figure.data[2:], (corner, corner_cut, corner - corner_cut), strict=True):
         _put(trace, z=z, zmin=-limit, zmax=limit)
+
+
+def _label_decades(axis: Any, low: float, high: float) -> None:
+    """Labels of a log axis: powers of ten, or 1, 2, 5 of each decade where there are fewer than two."""
+    if high > 100 * low:
+        _put(axis, tickvals=None, ticktext=None, dtick=1)
+        return
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    _put(axis, dtick=None, tickvals=values, ticktext=[f"{value:g}" for value in values])
 
 
 # ---- without a kernel --------------------------------------------------------------------------------------

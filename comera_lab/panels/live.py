@@ -32,18 +32,29 @@ REFRESHES_PER_SECOND = 4.0
 DRAGS_PER_SECOND = 8.0
 MAX_POINTS = 500
 
+# anywidget gives a widget 2 s to begin. Evaluating plotly.js can take longer on a busy machine, so the bundle only
+# offers to load it, and the first figure asks; 100 ms later all figures of a cell have begun.
 _BUNDLE_JS = """
-const module = undefined, exports = undefined, define = undefined;
-%s
-globalThis.comeraPlotly = globalThis.Plotly;
-export default {};
+function load(source) {
+  const shield = "const module = undefined, exports = undefined, define = undefined;\\n";
+  const url = URL.createObjectURL(new Blob([shield, source], { type: "text/javascript" }));
+  return import(url).then(() => { URL.revokeObjectURL(url); return globalThis.comeraPlotlyLib = globalThis.Plotly; });
+}
+export default {
+  initialize({ model }) {
+    let loading = null;
+    globalThis.comeraPlotly = () => loading ??= globalThis.comeraPlotlyLib
+      ? Promise.resolve(globalThis.comeraPlotlyLib)
+      : new Promise(resolve => setTimeout(resolve, 100)).then(() => load(model.get("source")));
+  }
+};
 """
 
 _FIGURE_JS = """
 async function plotly() {
   for (let i = 0; i < 1200 && !globalThis.comeraPlotly; i++) await new Promise(r => setTimeout(r, 25));
   if (!globalThis.comeraPlotly) throw new Error("the chart library did not arrive; run the cell again");
-  return globalThis.comeraPlotly;
+  return globalThis.comeraPlotly();
 }
 async function render({ model, el }) {
   el.classList.add("comera-figure");
@@ -78,7 +89,9 @@ export default { render };
 
 _FIGURE_CSS = """
 .comera-figure { width: 100%; min-width: 280px; }
-.comera-figure .main-svg text:not(.hoverlayer text) { fill: var(--jp-content-font-color1, #767676) !important; }
+.comera-figure .main-svg text:not(.hoverlayer text, .bars text) {
+  fill: var(--jp-content-font-color1, #767676) !important;
+}
 """
 
 
@@ -107,10 +120,11 @@ def figure_mode() -> tuple[str, str]:
 def _widget_classes() -> tuple[Any, Any]:
     """(bundle class, figure class), made at the first live figure because anywidget is optional."""
     anywidget = import_module("anywidget")
-    source = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    plotly_js = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
     class PlotlyBundle(anywidget.AnyWidget):  # type: ignore[name-defined]
-        _esm = _BUNDLE_JS % source
+        _esm = _BUNDLE_JS
+        source = traitlets.Unicode(plotly_js).tag(sync=True)
 
     class FigureView(anywidget.AnyWidget):  # type: ignore[name-defined]
         _esm = _FIGURE_JS

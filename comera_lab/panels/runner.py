@@ -54,7 +54,7 @@ class Runner:
     """Runs one job at a time in a daemon thread.
 
     `on_item(progress)` is called in the worker after each step, `on_change(runner)` after each change of state,
-    in whichever thread caused it. `state` is one of STATES, `words` the same for a reader.
+    in whichever thread caused it. `state` is one of STATES, `words` the same for a reader, `unit` what is counted.
     Results of a run that was closed or replaced are dropped: every run has a generation number.
     """
 
@@ -63,8 +63,9 @@ class Runner:
         name: str,
         on_item: Callable[[Progress], None] | None = None,
         on_change: Callable[[Runner], None] | None = None,
+        unit: str = "steps",
     ) -> None:
-        self.name = name
+        self.name, self.unit = name, unit
         self.state = "idle"
         self.progress = Progress(0, 0.0)
         self.failure: Failure | None = None
@@ -80,12 +81,12 @@ class Runner:
     @property
     def words(self) -> str:
         """The state as a person says it: "running 34 %", "stopped at step 120"."""
-        percent = f"{100 * self.progress.fraction:.0f} %"
+        percent, count = f"{100 * self.progress.fraction:.0f} %", f"{self.progress.step:,}"
         return {
             "running": f"running {percent}" if self.progress.step else "starting",
-            "stopped": f"stopped at step {self.progress.step:,}",
-            "finished": f"finished after {self.progress.step:,} steps",
-            "failed": f"failed after step {self.progress.step:,}",
+            "stopped": f"stopped at step {count}" if self.unit == "steps" else f"stopped after {count} {self.unit}",
+            "finished": f"finished after {count} {self.unit}",
+            "failed": f"failed after {count} {self.unit}",
         }.get(self.state, self.state)
 
     @property

@@ -94,8 +94,9 @@ class ShapePanel(RunPanel):
             "out_modes", "output modes", shape.out_features, shape.out_modes, modes_help, rising=True
         )
         self.every = NumberControl(
-            "every", "every bond", max(shape.ranks), 1, MAX_BOND, "Sets all bonds at once, each up to its own maximum."
-        )
+            "every", "every bond", max(shape.ranks), 1, MAX_BOND, "Sets all bonds at once, each up to its own maximum.",
+            unit="up to its own maximum",
+        )  # fmt: skip
         self._all_bonds = [
             NumberControl(
                 f"bond-{k}", f"bond {k}", 1, 1, MAX_BOND, f"The rank between core {k} and core {k + 1} of the train."
@@ -114,6 +115,9 @@ class ShapePanel(RunPanel):
         self._shape_changed()
         left = widgets.VBox([c.widget for c in (self.in_features, self.in_modes, self.out_features, self.out_modes)])
         right = widgets.VBox([c.widget for c in (self.every, *self._all_bonds)])
+        right.add_class("comera-wide")
+        for bond in (self.every, *self._all_bonds):
+            bond.note.layout.width = "184px"  # one width, so that the entries stand in one column
         columns = widgets.HBox([left, right])
         columns.add_class("comera-columns")
         self._compose(
@@ -274,8 +278,8 @@ def bond_reasons(shape: TTShape) -> list[str]:
     for k in range(1, len(modes)):
         left, right = math.prod(modes[:k]), math.prod(modes[k:])
         side, factors = ("left", modes[:k]) if left <= right else ("right", modes[k:])
-        product = "·".join(map(str, factors)) + (f" = {min(left, right):,}" if len(factors) > 1 else "")
-        reasons.append(f"at most {product} ({side})")
+        product = f"{'·'.join(map(str, factors))} = " if len(factors) > 1 else ""
+        reasons.append(f"max {product}{min(left, right):,} ({side})")
     return reasons
 
 

@@ -27,12 +27,14 @@ STYLE = """<style>
 .comera .comera-choice { flex: 0 1 260px; }
 .comera .comera-columns { flex-flow: row wrap; align-items: flex-start; gap: 0 28px; }
 .comera .comera-columns > * { flex: 1 1 400px; min-width: 330px; }
+.comera .comera-columns > .comera-wide { flex: 1 1 560px; }
 .comera .comera-slider { flex: 1 1 150px; min-width: 110px; max-width: 340px; margin: 0 10px 0 4px; }
-.comera .comera-note { color: var(--jp-content-font-color2, #767676); margin-left: 6px; }
+.comera .comera-note { color: var(--jp-content-font-color2, #767676); margin-left: 6px; flex: none; }
+.comera .comera-note .widget-html-content { white-space: nowrap; }
 .comera .comera-bad { color: var(--comera-bad); margin: 0 0 4px 140px; font-weight: 600; }
 .comera h4 { margin: 4px 0 0; font-size: 17px; font-weight: 600; color: inherit; }
 .comera p { margin: 2px 0; }
-.comera .comera-lead { color: var(--jp-content-font-color2, #767676); margin: 0 0 4px; max-width: 86ch; }
+.comera .comera-lead { color: var(--jp-content-font-color2, #767676); margin: 0 0 4px; max-width: 104ch; }
 .comera-tiles { display: flex; flex-wrap: wrap; gap: 8px; margin: 6px 0; }
 .comera-tile { border: 1px solid var(--comera-line); border-radius: 6px; padding: 6px 14px 7px; min-width: 128px; }
 .comera-tile b { display: block; font-size: 20px; font-weight: 600; line-height: 1.3;
