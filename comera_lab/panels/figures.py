@@ -233,7 +233,7 @@ def fill_training(figure: go.Figure, curves: Sequence[Curve], x_title: str | Non
 # ---- spectrum ----------------------------------------------------------------------------------------------
 
 CORNER = 96  # rows and columns of a matrix that are drawn
-_FLOOR = 1e-6  # singular values below this share of the largest are rounding noise and drawn on this line
+FLOOR = 1e-6  # singular values below this share of the largest are rounding noise and drawn on this line
 
 
 def spectrum_figure(values: Array, rank: int, matrix: Array, cut: Array) -> go.Figure:
@@ -263,7 +263,7 @@ def spectrum_figure(values: Array, rank: int, matrix: Array, cut: Array) -> go.F
 def fill_spectrum(figure: go.Figure, values: Array, rank: int, matrix: Array, cut: Array) -> None:
     """Change a `spectrum_figure` into the one of these numbers."""
     index = np.arange(1, len(values) + 1)
-    drawn = np.maximum(values, _FLOOR * values[0])
+    drawn = np.maximum(values, FLOOR * values[0])
     _label_decades(figure.layout.yaxis, float(drawn[-1]), float(drawn[0]))
     shown = np.unique(np.linspace(0, len(values) - 1, 500).round().astype(np.int64))
     kept, lost = shown[shown < rank], shown[shown >= rank]

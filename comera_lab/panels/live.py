@@ -195,55 +195,62 @@ class LiveFigure:
 
 
 class Throttle:
-    """Calls `draw` at most `per_second` times; of a burst of calls the last is never lost.
+    """Calls `draw` at most `per_second` times and never twice at once; of a burst of calls the last is never lost.
 
-    A call that comes too early is made up for by a timer, so the picture always ends at the last value.
+    A call that comes too early, or while `draw` is still at work, is made up for by a timer: the picture always
+    ends at the last value.
     """
 
     def __init__(self, draw: Callable[[], None], per_second: float = DRAGS_PER_SECOND) -> None:
         self._draw, self._period_s = draw, 1.0 / per_second
         self._lock = threading.Lock()
-        self._last = -1e9
+        self._ready_at = 0.0
+        self._drawing = self._missed = self._cancelled = False
         self._timer: threading.Timer | None = None
 
     def __call__(self) -> None:
         with self._lock:
-            if self._timer is not None:
+            if self._drawing or self._timer is not None:
+                self._missed = True
                 return
-            wait_s = self._last + self._period_s - time.monotonic()
+            wait_s = self._ready_at - time.monotonic()
             if wait_s > 0:
-                self._timer = threading.Timer(wait_s, self._late)
-                self._timer.daemon = True
-                self._timer.start()
+                self._wait(wait_s)
                 return
-            self._last = time.monotonic()
-        self._draw()
-
-    def flush(self) -> None:
-        """Draw now what a timer would draw later."""
-        with self._lock:
-            waiting = self._timer is not None
-            self._cancel()
-            self._last = time.monotonic()
-        if waiting:
-            self._draw()
+            self._drawing = True
+        self._run()
 
     def cancel(self) -> None:
+        """Draw no more."""
         with self._lock:
-            self._cancel()
+            self._cancelled = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _wait(self, wait_s: float) -> None:
+        self._missed = False
+        if not self._cancelled:
+            self._timer = threading.Timer(wait_s, self._late)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _late(self) -> None:
         with self._lock:
-            if self._timer is None:
+            if self._cancelled:
                 return
-            self._timer = None
-            self._last = time.monotonic()
-        self._draw()
+            self._timer, self._drawing, self._missed = None, True, False
+        self._run()
+
+    def _run(self) -> None:
+        try:
+            self._draw()
+        finally:
+            with self._lock:
+                self._drawing = False
+                self._ready_at = time.monotonic() + self._period_s
+                if self._missed:
+                    self._wait(self._period_s)
 
 
 class Pace:

@@ -40,7 +40,7 @@ class RacePanel(RunPanel):
     def __init__(self, state: LabState | None = None) -> None:
         super().__init__(state)
         s = self.state
-        self.runner.unit = "steps of both lanes"
+        self.runner.of = " of both lanes"
         self.lanes: list[Lane] = []
         self._trained: tuple[int, int] = (0, 0)
         self._pace = Pace(REFRESHES_PER_SECOND)

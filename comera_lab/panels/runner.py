@@ -54,7 +54,7 @@ class Runner:
     """Runs one job at a time in a daemon thread.
 
     `on_item(progress)` is called in the worker after each step, `on_change(runner)` after each change of state,
-    in whichever thread caused it. `state` is one of STATES, `words` the same for a reader, `unit` what is counted.
+    in whichever thread caused it. `state` is one of STATES, `words` the same for a reader, with `of` after the count.
     Results of a run that was closed or replaced are dropped: every run has a generation number.
     """
 
@@ -63,9 +63,9 @@ class Runner:
         name: str,
         on_item: Callable[[Progress], None] | None = None,
         on_change: Callable[[Runner], None] | None = None,
-        unit: str = "steps",
+        of: str = "",
     ) -> None:
-        self.name, self.unit = name, unit
+        self.name, self.of = name, of
         self.state = "idle"
         self.progress = Progress(0, 0.0)
         self.failure: Failure | None = None
@@ -76,7 +76,8 @@ class Runner:
         self._generation = 0
         self._lock = threading.RLock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._ended.set()
 
     @property
     def words(self) -> str:
@@ -84,9 +85,9 @@ class Runner:
         percent, count = f"{100 * self.progress.fraction:.0f} %", f"{self.progress.step:,}"
         return {
             "running": f"running {percent}" if self.progress.step else "starting",
-            "stopped": f"stopped at step {count}" if self.unit == "steps" else f"stopped after {count} {self.unit}",
-            "finished": f"finished after {count} {self.unit}",
-            "failed": f"failed after {count} {self.unit}",
+            "stopped": f"stopped at step {count}{self.of}",
+            "finished": f"finished after {count} steps{self.of}",
+            "failed": f"failed after {count} steps{self.of}",
         }.get(self.state, self.state)
 
     @property
@@ -120,19 +121,17 @@ class Runner:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the worker; True when it has ended. A kernel interrupt stops the run, then goes on up."""
-        thread = self._thread
-        if thread is None:
-            return True
+        ended = self._ended
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            # Short waits: a plain join() cannot be interrupted on every platform.
-            while thread.is_alive() and (deadline is None or time.monotonic() < deadline):
-                thread.join(0.05)
+            # An event in short waits: an interrupt during Thread.join makes CPython 3.11 take a live thread for dead.
+            while not ended.wait(0.05) and (deadline is None or time.monotonic() < deadline):
+                pass
         except KeyboardInterrupt:
             self.stop()
-            thread.join(SLOT_WAIT_S)
+            ended.wait(SLOT_WAIT_S)
             raise
-        return not thread.is_alive()
+        return ended.is_set()
 
     def close(self) -> None:
         """End the run for good: later results are dropped, callbacks are not called again."""
@@ -161,17 +160,19 @@ class Runner:
             self.refusal, self.failure = "", None
             if make_job is not None:
                 self._job, self.progress = None, Progress(0, 0.0)
-            self._thread = threading.Thread(
-                target=self._work, args=(make_job, self._generation), name=f"comera-lab-{self.name}", daemon=True
-            )
+            self._ended = threading.Event()
+            work = (make_job, self._generation, self._ended)
+            thread = threading.Thread(target=self._work, args=work, name=f"comera-lab-{self.name}", daemon=True)
             # The worker cannot report its own ending before this: it needs the lock for that.
-            self._thread.start()
+            thread.start()
             self._set("running")
         if wait:
             self.join()
         return True
 
-    def _work(self, make_job: Callable[[], Iterator[Progress]] | None, generation: int) -> None:
+    def _work(
+        self, make_job: Callable[[], Iterator[Progress]] | None, generation: int, ended: threading.Event
+    ) -> None:
         ending, failure = "failed", None
         try:
             job = self._job if make_job is None else make_job()
@@ -182,11 +183,14 @@ class Runner:
         finally:
             _slot_owner.clear()
             _worker_slot.release()
-            with self._lock:
-                if generation == self._generation:
-                    self._job = job if ending == "stopped" else None
-                    self.failure = failure
-                    self._set(ending)
+            try:
+                with self._lock:
+                    if generation == self._generation:
+                        self._job = job if ending == "stopped" else None
+                        self.failure = failure
+                        self._set(ending)
+            finally:
+                ended.set()
 
     def _drive(self, job: Iterator[Progress], generation: int) -> str:
         while not self._stop.is_set():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comera_lab.experiments.train import TrainConfig
-from comera_lab.panels.figures import CORNER, fill_spectrum, spectrum_figure, with_slider
+from comera_lab.panels.figures import CORNER, FLOOR, fill_spectrum, spectrum_figure, with_slider
 from comera_lab.panels.lanes import Lane, digits_28
 from comera_lab.panels.panel import RunPanel
 from comera_lab.panels.runner import Progress, Runner
@@ -162,6 +162,9 @@ class SpectrumPanel(RunPanel):
         )
         if rank * (ROWS + COLUMNS) > ROWS * COLUMNS:
             text += " Two thin matrices of this rank hold more numbers than the matrix itself: nothing is saved."
+        empty = int(np.sum(self.svd.values < FLOOR * self.svd.values[0]))
+        if empty:
+            text += f" {empty} singular values are zero up to rounding; they are drawn on the lowest line."
         return text + f" The pictures show {CORNER} × {CORNER} numbers from the middle, all on one colour scale."
 
     def _job(self) -> Iterator[Progress]:
