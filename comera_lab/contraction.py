@@ -84,8 +84,8 @@ class ContractionPlan:
     def __str__(self) -> str:
         shape = self.shape
         lines = [
-            f"TT linear {shape.in_features} -> {shape.out_features}, modes {shape.in_modes} | {shape.out_modes}, "
-            f"ranks {shape.ranks}, {self.rows:,} rows (predicted, forward)",
+            f"TT linear {shape.in_features} -> {shape.out_features}, {self.rows:,} rows (predicted, forward)",
+            f"modes {shape.in_modes} | {shape.out_modes}, ranks {shape.ranks}",
             f"  {'order':<22}{'FLOPs':>16}{'largest intermediate':>22}{'MiB moved':>12}  cuts",
         ]
         for order in (self.chosen, *(rival for rival in self.rivals if rival.cuts != self.chosen.cuts)):

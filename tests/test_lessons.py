@@ -1,10 +1,11 @@
-"""The lessons as learners meet them: both editions run from top to bottom, each once, and much is asked of the runs.
+"""The lessons as learners meet them: both editions run from top to bottom once, and much is asked of the runs.
 
-Student editions run where they lie, with live widgets. Solution editions run in another folder, against the built
-wheel instead of the checkout, and as nbconvert would run them.
+Student editions run where they lie, with live widgets, every cell twice. Solution editions run in another folder,
+against the built wheel instead of the checkout, and as nbconvert would run them.
 """
 
 import asyncio
+import copy
 import json
 import os
 import re
@@ -74,8 +75,9 @@ class Run:
     cell_seconds: list[float]
 
 
-def _execute(path: Path, folder: Path, report: Path, env: dict[str, str]) -> Run:
+def _execute(path: Path, folder: Path, report: Path, env: dict[str, str], times: int = 1) -> Run:
     notebook = nbformat.read(path, 4)
+    notebook.cells = [copy.deepcopy(cell) for cell in notebook.cells for _ in range(times)]
     notebook.cells.insert(0, nbformat.v4.new_code_cell(WATCH))
     notebook.cells.append(nbformat.v4.new_code_cell(REPORT.format(path=str(report))))
     client = nbclient.NotebookClient(
@@ -85,8 +87,8 @@ def _execute(path: Path, folder: Path, report: Path, env: dict[str, str]) -> Run
     asyncio.run(client.async_execute(env={**os.environ, **env}))  # its own loop: the pool's threads have none
     seconds = time.monotonic() - began
     notebook.cells = notebook.cells[1:-1]
-    times = [_cell_seconds(cell) for cell in notebook.cells if cell.cell_type == "code"]
-    return Run(path.stem, notebook, json.loads(report.read_text()), seconds, times)
+    cell_seconds = [_cell_seconds(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    return Run(path.stem, notebook, json.loads(report.read_text()), seconds, cell_seconds)
 
 
 def _cell_seconds(cell: Any) -> float:
@@ -122,6 +124,7 @@ def runs(wheel_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 NOTEBOOKS,
                 elsewhere / f"{name}.student.json",
                 {"COMERA_LAB_FIGURES": "live"},
+                times=2,
             )
             jobs[name, "solution"] = pool.submit(
                 _execute,
@@ -180,6 +183,15 @@ def test_L05_cells_are_quick(runs: Any, name: str) -> None:
 
 @pytest.mark.notebooks
 @pytest.mark.parametrize("name", LESSONS)
+def test_J04_every_cell_may_be_run_twice(runs: Any, name: str) -> None:
+    run = runs[name, "student"]
+    code = [cell.source for cell in run.notebook.cells if cell.cell_type == "code"]
+    assert code[::2] == code[1::2]
+    assert not any(output.output_type == "error" for output in _outputs(run))
+
+
+@pytest.mark.notebooks
+@pytest.mark.parametrize("name", LESSONS)
 def test_L06_runs_from_another_folder(runs: Any, name: str) -> None:
     assert not any(output.output_type == "error" for output in _outputs(runs[name, "solution"]))
 
@@ -203,7 +215,7 @@ def test_lessons_print_little_and_nothing_on_stderr(runs: Any, name: str) -> Non
 
 @pytest.mark.notebooks
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_needs_less_than_a_gigabyte(runs: Any, name: str) -> None:
+def test_L02_a_lesson_needs_less_than_a_gigabyte(runs: Any, name: str) -> None:
     peak_mib = max(runs[name, edition].report["peak_mib"] for edition in ("student", "solution"))
     print(f"{name}: peak {peak_mib:.0f} MiB, {runs[name, 'solution'].seconds:.0f} s")
     assert peak_mib < 1024

@@ -128,12 +128,13 @@ class CrossingPanel(RunPanel):
             fresh = self._picture()
             for trace, new in zip(figure.data, fresh.data, strict=True):
                 trace.update(x=new.x, y=new.y)
+            figure.layout.yaxis.range = fresh.layout.yaxis.range
         say(self.line, sentence(self._words()))
 
     def _picture(self) -> go.Figure:
         pairs = [self.timings[self.rank.value, width] for width in self.widths()]
         dense, train = ([pair[lane] for pair in pairs] for lane in (0, 1))
-        return _lines(self.widths(), (dense, train), "ms, forward + backward, measured here")
+        return _lines(self.widths(), (dense, train), "ms a pass, measured here")
 
     def _words(self) -> str:
         here = self.timings.get((self.rank.value, self.width.value))
@@ -169,7 +170,9 @@ def _lines(widths: Any, lanes: tuple[list[float], list[float]], y_title: str) ->
         tickvals=list(STATIC_WIDTHS),
         fixedrange=True,
     )
-    figure.update_yaxes(type="log", title_text=y_title, dtick=1, fixedrange=True)
+    figure.update_yaxes(type="log", title_text=y_title, dtick=1, exponentformat="none", fixedrange=True)
+    if not lanes[0]:
+        figure.update_yaxes(range=[-1.2, 2.2])
     for name, values, (colour, dash, marker) in zip(LANES, lanes, LANE_STYLES, strict=False):
         figure.add_trace(go.Scatter(
             name=name, x=list(widths), y=values, mode="lines+markers",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from comera_lab.panels.figures import INK, TEMPLATE
 
-IMAGE_PX = 150
+IMAGE_PX = 130
 # Paper is transparent, so that an image is neither a white nor a black slab on either theme.
 INK_SCALE = [[0.0, "rgba(128,128,128,0.06)"], [1.0, INK]]
 

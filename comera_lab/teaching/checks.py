@@ -131,12 +131,12 @@ def _judge_function(exercise: Exercise, answer: Callable[..., Any]) -> Verdict:
     gap: Difference | None = None
     outputs: list[Any] = []
     for mine, right in zip(_cases(exercise), _cases(exercise), strict=True):
-        where = f" (for {_describe(right)})"
+        where = f" (Called with {_describe(right)}.)"
         try:
             output = _seeded(answer, mine)
         except Exception as error:
             outputs.append(_FAILED)
-            gap = gap or Difference("error", f"It raised {_name(error)}{where}.")
+            gap = gap or Difference("error", f"It raised {_name(error)}.{where}")
             continue
         outputs.append(output)
         gap = gap or _gap(exercise, output, right, where)

@@ -56,8 +56,8 @@ def _no_dense_matrix(answer: Callable[..., Any], args: tuple[Any, ...]) -> str |
     if watch.numbers < dense:
         return None
     return (
-        f"The values are right, the way is too dear: it makes a tensor of {watch.numbers:,} numbers, and the dense "
-        f"matrix has {dense:,}. Let x meet A first, then B."
+        f"The values are right, the way is too dear: it makes a tensor of {watch.numbers:,} numbers on the way, as "
+        "large as the dense matrix. Let x meet A first, then B."
     )
 
 

@@ -40,16 +40,17 @@ def _batch_doubled() -> tuple[int, str]:
     )
 
 
-def _noise_energy() -> tuple[int, str]:
-    from comera_lab.panels.spectrum import COLUMNS, ROWS, noise_matrix
+def _digits_energy() -> tuple[int, str]:
+    from comera_lab.panels.lanes import digits_28
+    from comera_lab.panels.spectrum import ROWS, Svd, noise_matrix
 
-    energy = torch.linalg.svdvals(noise_matrix(seed=0)).square().cumsum(0)
-    rank = int((energy < 0.9 * energy[-1]).sum()) + 1
+    digits, noise = Svd.of("digits", digits_28().train_x[:ROWS]), Svd.of("noise", noise_matrix(seed=0))
+    rank, noise_rank = digits.rank_for(90), noise.rank_for(90)
     share = rank / ROWS
-    index = min(range(4), key=lambda choice: abs(share - (0.1, 0.3, 0.5, 0.8)[choice]))
+    index = min(range(4), key=lambda choice: abs(share - (0.73, 0.33, 0.15, 0.03)[choice]))
     return index, (
-        f"White noise, {ROWS} x {COLUMNS}, needs rank {rank} of {ROWS} ({share:.0%}), computed just now. "
-        "Noise has no favourite direction, so there is little to cut. Load the digits and compare."
+        f"Rank {rank} of {ROWS} holds 90 % of the energy of the digits ({share:.0%}); noise needs {noise_rank} "
+        "(computed just now). Images resemble each other, noise resembles nothing."
     )
 
 
@@ -102,10 +103,11 @@ def guess(lesson: str) -> Predict:
             answer=_batch_doubled,
         ),
         "02": Question(
-            text="The panel opens with white noise. How much of its full rank holds 90 % of its energy?",
-            choices=("about a tenth", "about a third", "about half", "about four fifths"),
-            then="Now drag the energy slider above to 90 % and read the rank.",
-            answer=_noise_energy,
+            text="The panel opens with white noise. Now 256 images of digits instead: how much of the full rank "
+            "holds 90 % of their energy?",
+            choices=("as much as for noise", "about a third", "about a seventh", "less than a twentieth"),
+            then="Now choose the digits matrix above, press Load matrix and read the rank.",
+            answer=_digits_energy,
         ),
         "03": Question(
             text="A 784 x 512 weight as a train of six cores. Which bond can carry the largest rank?",

@@ -30,9 +30,9 @@ lab.StartPanel()
 # Drag the slider (or type a number beside it) and watch the blocks and the read-out under them.
 
 # %% [markdown]
-# ## Guess first
+# ## A bet before you drag
 #
-# Guessing wrong is fine. It is what makes the answer stick.
+# Every lesson has one. Guessing wrong is fine: it is what makes the answer stick.
 
 # %%
 from comera_lab.teaching import check, guess, progress

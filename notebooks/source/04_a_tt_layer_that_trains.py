@@ -24,7 +24,8 @@ lab.RacePanel()
 # Press **Start**. They take turns, so that neither disturbs the other's clock.
 #
 # Look at four things: accuracy, loss, milliseconds a step, and memory. Smaller is plain to see. Is it
-# also faster?
+# also faster? And as accurate? Try width 64 as well, and higher ranks: a train with few numbers has less
+# freedom, and freedom is what you pay memory for.
 
 # %%
 from comera_lab.teaching import check, guess, progress
