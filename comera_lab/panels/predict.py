@@ -34,7 +34,9 @@ class Predict:
         self.question = question
         self.guess: str | None = None
         self.solved: bool | None = None
-        self.choices = widgets.RadioButtons(options=question.choices, value=None, layout={"width": "max-content"})
+        self.choices = widgets.RadioButtons(
+            options=question.choices, value=None, tooltip=question.text, layout={"width": "max-content"}
+        )
         self.choices.add_class("t-guess")
         self.commit_button = self._button("Commit my guess", "lock", "Keeps your guess, so that you can compare later.")
         self.answer_button = self._button("Show the answer", "eye", "Computes the answer. Commit a guess first.")
