@@ -87,13 +87,13 @@ def draw_cores(figure: go.Figure, shape: TTShape, scale_rank: int | None = None)
     """Change a `core_diagram` into the one of `shape`."""
     count = len(shape.modes)
     thickest = max(scale_rank or max(shape.ranks), 1)
-    size = 14 if count <= 6 else 12
+    size = 14 if count <= 8 else 12
     shapes, notes, hover = [], [], []
     for k in range(1, count):
         width = max(1.5, BOND_PX * min(shape.ranks[k] / thickest, 1.0))
         shapes.append(_line(k - 0.67, 0.62, k - 0.33, 0.62, "rgba(118,118,118,.75)", width))
         notes.append(_note(k - 0.5, 0.9, f"<b>{shape.ranks[k]}</b>", size))
-    notes.append(_note(-0.42, 0.9, "rank", size - 1, "right" if count > 6 else "center"))
+    notes.append(_note(-0.42, 0.9, "rank", size))
     for k, (left, mode, right) in enumerate(shape.core_shapes):
         colour = BLUE if k < shape.split else ORANGE
         shapes.append(_line(k, 0.24, k, 0.46, colour, 2.5))
@@ -281,10 +281,12 @@ def _label_decades(axis: Any, low: float, high: float) -> None:
     """Labels of a log axis: powers of ten, or 1, 2, 5 of each decade where there are fewer than two."""
     if high > 100 * low:
         _put(axis, tickvals=None, ticktext=None, dtick=1)
+        axis.tickfont.size = 12  # plotly writes 10 in 10² a quarter larger
         return
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
     _put(axis, dtick=None, tickvals=values, ticktext=[f"{value:g}" for value in values])
+    axis.tickfont.size = 14
 
 
 # ---- without a kernel --------------------------------------------------------------------------------------
