@@ -83,6 +83,10 @@ times_smaller = dense / small  # solution
 
 check("00.1", times_smaller)
 
+# %% [markdown] tags=["solution"]
+# **Why.** "Times smaller" compares two counts: the large one over the small one. Upside down it would be the
+# share that is left; one minus that share is the saving in per cent. Three ways to say one thing, easily mixed up.
+
 # %% [markdown]
 # ## Is this machine ready?
 #

@@ -68,6 +68,10 @@ bytes_per_parameter = 4 + 4 + 8  # solution
 
 check("01.1", bytes_per_parameter)
 
+# %% [markdown] tags=["solution"]
+# **Why.** Weight, gradient, first moment, second moment: four float32 numbers of 4 bytes each. A common slip is
+# to forget the gradient, which lives only for a moment, but at the worst moment.
+
 # %% [markdown]
 # ## The optimizer's shelf
 #
@@ -106,6 +110,10 @@ print("1 + 0.001 in bf16 gives", (weight + 0.001).item())
 bytes_with_master_copy = 2 + 2 + 4 + 8  # solution
 
 check("01.3", bytes_with_master_copy)
+
+# %% [markdown] tags=["solution"]
+# **Why.** The number format shrinks two of the five numbers by half and adds one that was not there before. The
+# gain of bf16 lies elsewhere: in activations, and in faster products on hardware made for it.
 
 # %% [markdown]
 # ## Activations: what the layers must remember
@@ -149,6 +157,10 @@ def kept_numbers(batch, features):
 
 
 check("01.4", kept_numbers)
+
+# %% [markdown] tags=["solution"]
+# **Why.** A Linear needs its input to compute the gradient of its weight; a GELU needs its input because its
+# slope depends on it. So every hidden width counts twice, the first and none of the last.
 
 # %% [markdown]
 # The meter of this kit counts the same thing. Its number and yours:

@@ -72,6 +72,10 @@ def truncate(W, rank):
 
 check("02.1", truncate)
 
+# %% [markdown] tags=["solution"]
+# **Why.** `U[:, :rank] * S[:rank]` scales the columns of U, which equals a product with a diagonal matrix without
+# building one. Eckart and Young proved in 1936 that no matrix of that rank is nearer.
+
 # %% [markdown]
 # ## See the cut
 #
@@ -160,6 +164,10 @@ def break_even_rank(rows, columns):
 
 
 check("02.4", break_even_rank)
+
+# %% [markdown] tags=["solution"]
+# **Why.** `rank * (rows + columns) < rows * columns`. For whole numbers "strictly smaller" means: divide one less.
+# For a square matrix the limit is just below half the full rank.
 
 # %%
 progress("02")

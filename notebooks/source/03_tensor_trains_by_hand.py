@@ -115,6 +115,9 @@ def max_ranks(modes):
 
 check("03.3", max_ranks)
 
+# %% [markdown] tags=["solution"]
+# **Why.** At the ends an empty product is 1, so the closing ranks come out by themselves: no special case needed.
+
 # %% [markdown]
 # ## From a layer to a tensor
 #
@@ -137,6 +140,10 @@ def weight_to_tensor(weight, in_modes, out_modes):
 
 
 check("03.4", weight_to_tensor)
+
+# %% [markdown] tags=["solution"]
+# **Why.** Reshape reads the numbers row by row. The rows of `weight` are outputs; without the transpose the digits
+# of an input index would be taken from an output index, and no error would tell you.
 
 # %% [markdown]
 # ## TT-SVD: one cut per bond
@@ -166,6 +173,10 @@ def tt_svd(tensor, rank):
 
 
 check("03.5", tt_svd)
+
+# %% [markdown] tags=["solution"]
+# **Why.** `U` has orthonormal columns, so cutting at one bond does not enlarge the error of an earlier cut. That is
+# why the squared errors of the bonds simply add up in the bound below.
 
 # %% [markdown]
 # ## The same with tensorly

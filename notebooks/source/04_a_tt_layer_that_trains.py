@@ -103,6 +103,10 @@ def tt_linear(x, A, B, bias):
 
 check("04.2", tt_linear)
 
+# %% [markdown] tags=["solution"]
+# **Why.** Python multiplies from left to right, so `x @ A @ B` is `(x @ A) @ B`. Brackets around `A @ B` give the
+# same numbers and build the very matrix that the train was meant to avoid.
+
 # %% [markdown]
 # Does the layer of the kit give what its matrix would give?
 
@@ -130,6 +134,10 @@ def flops(rows, in_features, rank, out_features):
 
 
 check("04.3", flops)
+
+# %% [markdown] tags=["solution"]
+# **Why.** Thin first costs `rank * (in + out)` multiplications a row, matrix first `in * out`. The ratio is what
+# low rank buys; the price of making A B comes on top, and does not depend on the rows.
 
 # %% [markdown]
 # FLOPs are a *prediction* of time, and you have seen how far off it can be: at small widths the calls
