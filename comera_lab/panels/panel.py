@@ -62,7 +62,9 @@ class Panel:
         for figure in self._figures:
             figure.close()
         for widget in old:
-            widget.close()
+            for part in (widget, widget.layout, getattr(widget, "style", None)):
+                if part is not None:
+                    part.close()
 
     def _compose(self, *children: widgets.Widget) -> None:
         notices = []
@@ -92,12 +94,15 @@ class Panel:
         def guarded(*arguments: Any) -> None:
             if self.closed:
                 return
+            shown = self.card.shown
             try:
                 action(*arguments)
             except Exception as error:
                 self.card.show(Failure.of(error))
             else:
-                self.card.clear()
+                # a guarded callback inside this one may just have shown its own
+                if self.card.shown == shown:
+                    self.card.clear()
 
         return guarded
 

@@ -11,7 +11,8 @@ import ipywidgets as widgets
 
 from comera_lab.panels.page import nobody_here, page_bundle
 from comera_lab.panels.runner import Failure
-from comera_lab.panels.widgets import STYLE, ErrorCard, say, sentence, text_widget
+from comera_lab.panels.style import STYLE
+from comera_lab.panels.widgets import ErrorCard, say, sentence, text_widget
 
 
 @dataclass(frozen=True, kw_only=True)
