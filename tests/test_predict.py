@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from comera_lab.panels import SpectrumPanel
 from comera_lab.panels.predict import Predict, Question
 from comera_lab.teaching import guess
 
@@ -79,6 +80,14 @@ def test_the_arithmetic_answers_are_the_known_ones() -> None:
         "02": "less than a twentieth",
         "03": "the one in the middle",
     }
+
+
+def test_the_answer_about_the_digits_is_what_the_panel_shows() -> None:
+    panel = SpectrumPanel()
+    panel.source.value, panel.energy.value = "digits matrix", 90.0
+    panel.run(wait=True)
+    assert f"Rank {panel.rank} of 256" in guess("02").question.answer()[1]
+    panel.close()
 
 
 def test_an_unknown_lesson_is_refused() -> None:
