@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from comera_lab.teaching.exercise import Exercise, Mistake
 
@@ -35,12 +35,13 @@ def accuracy_within(rows: list[dict[str, float]], seconds: float) -> float:
     return max((row["accuracy"] for row in rows if row["elapsed_s"] <= seconds), default=0.0)
 
 
-class _LargestTensor(TorchDispatchMode):
-    """Remember the most numbers any operation inside the block produced."""
+class _LargestTensor(TorchFunctionMode):
+    """Remember the most numbers any torch call inside the block returned."""
 
     numbers = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    # A dispatch mode would see more, and costs a second of imports at its first use.
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if isinstance(output, Tensor):
             self.numbers = max(self.numbers, output.numel())
