@@ -31,6 +31,9 @@ from playwright.sync_api import sync_playwright
 from comera_lab.teaching.build import check_drift
 from comera_lab.teaching.exercises import EXERCISES
 
+# the first test waits for all ten runs: about a minute on two quiet cores, several on busy ones
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 LESSONS = (
