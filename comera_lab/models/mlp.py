@@ -20,7 +20,14 @@ class MLP(nn.Module):
     `kind="dense"` has nn.Linear hidden layers, `kind="tt"` has `TTLinear(rank, order)` in their place. The
     classifier stays dense in both: it is small, and has to give each class its own direction. With one
     `generator` seed both twins start from the same classifier weights. `rank` and `order` mean nothing for
-    a dense model. Raises ShapeError for features or ranks that break a rule and ValueError for another kind.
+    a dense model.
+
+    On digits(28) after 600 steps of AdamW, three seeds: dense 0.979 to 0.988 with 669,706 parameters at rate
+    1e-3, rank 8 0.935 to 0.952 with 10,490 at 3e-3. A rank is also the width of the narrowest place in its
+    layer: rank 2 reaches 0.62 to 0.71, rank 16 0.973 to 0.982. Small ranks want the larger rate.
+    Source: data/results/digits_mlp_cpu.jsonl.
+
+    Raises ShapeError for features or ranks that break a rule and ValueError for another kind.
     """
 
     def __init__(
