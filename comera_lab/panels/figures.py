@@ -104,8 +104,8 @@ def draw_cores(figure: go.Figure, shape: TTShape, scale_rank: int | None = None)
         hover.append(f"core {k + 1} of {count}: {left} × {mode} × {right} = {left * mode * right:,} numbers<br>"
                      f"carries {side} mode {mode}")
     middle_in, middle_out = (shape.split - 1) / 2, (shape.split + count - 1) / 2
-    notes.append(_note(middle_in, 0.03, _product("inputs", shape.in_features, shape.in_modes), size, colour=BLUE))
-    notes.append(_note(middle_out, 0.03, _product("outputs", shape.out_features, shape.out_modes), size, colour=ORANGE))
+    notes.append(_note(middle_in, 0.03, _product("inputs", shape.in_features, shape.in_modes), size))
+    notes.append(_note(middle_out, 0.03, _product("outputs", shape.out_features, shape.out_modes), size))
     # Plain assignment: update_layout takes 100 ms for these lists, this takes 5.
     figure.layout.shapes, figure.layout.annotations = shapes, notes
     figure.layout.xaxis.range = [-0.6, count - 0.4]
@@ -138,18 +138,18 @@ def _box(x0: float, y0: float, x1: float, y1: float, colour: str) -> dict[str, A
     }  # fmt: skip
 
 
-def _note(
-    x: float, y: float, text: str, size: int = 14, anchor: str = "center", colour: str | None = None
-) -> dict[str, Any]:
-    font = {"size": size} if colour is None else {"size": size, "color": colour}
-    return {"x": x, "y": y, "text": text, "showarrow": False, "xanchor": anchor, "font": font}
+def _note(x: float, y: float, text: str, size: int = 14) -> dict[str, Any]:
+    return {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": size}}
 
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def memory_bars(rows: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """One stacked bar per row, in MiB. `rows` maps "predicted", "measured here", ... to {pool: MiB}."""
+def memory_bars(rows: Mapping[str, Mapping[str, float]], widest: float | None = None) -> go.Figure:
+    """One stacked bar per row, in MiB. `rows` maps "predicted", "measured here", ... to {pool: MiB}.
+
+    `widest` is where the axis ends, for bars that are to be compared with those of other figures.
+    """
     figure = go.Figure(layout=_blank(96 + 62 * len(rows), barmode="stack", bargap=0.32, legend_traceorder="normal"))
     figure.update_xaxes(title_text="MiB", rangemode="tozero", fixedrange=True)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", ticklabelstandoff=8, fixedrange=True)
@@ -162,6 +162,8 @@ def memory_bars(rows: Mapping[str, Mapping[str, float]]) -> go.Figure:
                                 "fgcolor": "rgba(255,255,255,.6)"}},
             hovertemplate="%{y}: %{x:.3f} MiB " + pool + "<extra></extra>",
         ))  # fmt: skip
+    if widest is not None:
+        figure.layout.xaxis.range = [0, widest]
     fill_memory(figure, rows)
     return figure
 
@@ -169,7 +171,8 @@ def memory_bars(rows: Mapping[str, Mapping[str, float]]) -> go.Figure:
 def fill_memory(figure: go.Figure, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Change a `memory_bars` figure into the one of `rows`."""
     names = list(rows)
-    widest = max(sum(pools.values()) for pools in rows.values())
+    limits = figure.layout.xaxis.range
+    widest = limits[1] if limits else max(sum(pools.values()) for pools in rows.values())
     for trace in figure.data:
         x = [rows[name][trace.name] for name in names]
         # A label that is wider than its piece of the bar would only be noise: the legend and the text line have it.
@@ -278,13 +281,14 @@ def fill_spectrum(figure: go.Figure, values: Array, rank: int, matrix: Array, cu
 
 
 def _label_decades(axis: Any, low: float, high: float) -> None:
-    """Labels of a log axis: powers of ten, or 1, 2, 5 of each decade where there are fewer than two."""
+    """Labels of a log axis: powers of ten, or some digits of each decade where there are fewer than two."""
     if high > 100 * low:
         _put(axis, tickvals=None, ticktext=None, dtick=1)
         axis.tickfont.size = 12  # plotly writes 10 in 10² a quarter larger
         return
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    digits = (1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)
+    values = [digit * 10.0**decade for decade in decades for digit in digits]
     _put(axis, dtick=None, tickvals=values, ticktext=[f"{value:g}" for value in values])
     axis.tickfont.size = 14
 

@@ -98,14 +98,9 @@ class MemoryPanel(RunPanel):
         return f"width, hidden layers, batch, precision, optimizer: {title}\n{report.table()}"
 
     def static(self) -> go.Figure:
-        figures = []
-        for batch in STATIC_BATCHES:
-            pools = self._predict(batch)
-            figures.append((str(batch), memory_bars({"predicted": _in_mib(pools)})))
-        widest = max(mib(self._predict(batch).total) for batch in STATIC_BATCHES)
-        for _, figure in figures:
-            figure.layout.xaxis.range = [0, 1.05 * widest]
-            figure.layout.height = 190
+        pools = {batch: self._predict(batch) for batch in STATIC_BATCHES}
+        widest = 1.05 * max(mib(each.total) for each in pools.values())
+        figures = [(str(batch), memory_bars({"predicted": _in_mib(each)}, widest)) for batch, each in pools.items()]
         return with_slider(figures, "batch size ", active=STATIC_BATCHES.index(64))
 
     def _setting(self) -> tuple[object, ...]:

@@ -104,7 +104,7 @@ class ShapePanel(RunPanel):
             for k in range(1, 2 * MAX_MODES)
         ]
         self.tiles, self.line = text_widget(" ", "t-tiles"), text_widget(" ", "t-line")
-        self.cores = self._live(core_diagram(shape), "t-cores", "")
+        self.cores = self._live(core_diagram(shape, _scale(shape)), "t-cores", "")
         bar = self._run_bar(
             "Measure the error", "Cuts a real matrix, handwritten digits, to these ranks and compares.",
             stop=False, resume=False,
@@ -264,7 +264,12 @@ class ShapePanel(RunPanel):
     def _redraw_cores(self) -> None:
         shape = self.state.shape
         with self.cores.edit(f"Cores {shape.core_shapes}, {shape.params:,} numbers in all.") as figure:
-            draw_cores(figure, shape)
+            draw_cores(figure, shape, _scale(shape))
+
+
+def _scale(shape: TTShape) -> int:
+    """The rank that is drawn thickest: fixed for ranks up to 64, so that a bond is seen to grow."""
+    return max(64, *shape.ranks)
 
 
 def _ratio_words(ratio: float) -> str:

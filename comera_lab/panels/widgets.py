@@ -17,7 +17,6 @@ from comera_lab.panels.runner import Failure, Runner
 from comera_lab.panels.style import STYLE
 
 
-
 def text_widget(value: str = "", css_class: str = "") -> widgets.HTML:
     """An HTML widget with a stable class; empty text takes no room."""
     box = widgets.HTML(value)
