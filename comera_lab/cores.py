@@ -18,6 +18,8 @@ from torch import Tensor
 from comera_lab.runtime import require
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, clip_ranks
 
+GATE_KINDS = ("straight-through", "threshold")
+
 
 def init_cores(
     shape: TTShape | TTMShape,
@@ -190,6 +192,26 @@ def round_cores(
         work[k] = left.reshape(rank, mode, -1)
         work[k + 1] = torch.tensordot(carry, work[k + 1], dims=1)
     return [core.to(cores[0].dtype).contiguous() for core in work]
+
+
+def effective_gate(gate: Tensor, kind: str, threshold: float) -> Tensor:
+    """What a gate (r,) multiplies its bond with: entries at or below the threshold are exactly 0.
+
+    "threshold" is the published mask (CoMERA code): negative entries count as dead, and a dead entry has no
+    gradient, so it never comes back. "straight-through" kills by magnitude and hands the gradient through
+    as if nothing had been cut (Bengio et al., arXiv 1308.3432), so an entry that is missed grows back.
+    """
+    if kind == "threshold":
+        return torch.where(gate > threshold, gate, 0)
+    if kind == "straight-through":
+        cut = torch.where(gate.abs() > threshold, gate, 0)
+        return gate + (cut - gate).detach()
+    raise ValueError(f"gate must be one of {', '.join(GATE_KINDS)}, got {kind!r}. Use 'straight-through'.")
+
+
+def apply_gates(cores: Sequence[Tensor], gates: Sequence[Tensor]) -> list[Tensor]:
+    """Cores with each inner bond multiplied by its gate (r_k,): G_k D_k (CoMERA, arXiv 2405.14377)."""
+    return [*(core * gate for core, gate in zip(cores, gates, strict=False)), cores[-1]]
 
 
 def to_tensorly(cores: Sequence[Tensor]) -> Any:

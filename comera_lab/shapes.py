@@ -289,3 +289,6 @@ class TTMShape:
     @property
     def compression(self) -> float:
         return self.dense_params / self.params
+
+    def with_ranks(self, ranks: int | Sequence[int]) -> TTMShape:
+        return TTMShape(self.row_modes, self.column_modes, clip_ranks(ranks, self.modes), self.rows, self.columns)

@@ -1,11 +1,10 @@
 """Modules: Parameters, their start values, their text and their files. The mathematics is in `contraction`.
 
-`TTLinear` stands where `nn.Linear` stood; `tensorize` replaces all Linears of a model.
+`TTLinear` stands where `nn.Linear` stood.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -24,13 +23,14 @@ from comera_lab.cores import (
     round_cores,
     to_tensorly,
 )
+from comera_lab.layers.base import TTModule
 from comera_lab.runtime import require
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, ranks_for_budget
 
 FILE_FORMAT = "comera_lab.TTLinear.1"
 
 
-class TTLinear(nn.Module):
+class TTLinear(TTModule):
     """y = x W^T + bias, W (out_features, in_features) held as a tensor train.
 
     x (..., in_features) -> (..., out_features). `rank` is one integer for every bond, or the full list with
@@ -41,7 +41,6 @@ class TTLinear(nn.Module):
     """
 
     shape: TTShape
-    cores: nn.ParameterList
     bias: nn.Parameter | None
 
     def __init__(
@@ -60,7 +59,7 @@ class TTLinear(nn.Module):
     ) -> None:
         super().__init__()
         shape = TTShape.for_features(in_features, out_features, rank, order, in_modes, out_modes)
-        where = _known_device(device)
+        where = known_device(device)
         std = math.sqrt(2 / (shape.in_features + shape.out_features))
         cores = init_cores(shape, std, generator, where, dtype)
         bound = 1 / math.sqrt(shape.in_features)
@@ -68,8 +67,7 @@ class TTLinear(nn.Module):
         self._fill(shape, cores, start.uniform_(-bound, bound, generator=generator) if bias else None)
 
     def _fill(self, shape: TTShape, cores: Iterable[Tensor], bias: Tensor | None) -> None:
-        self.shape = shape
-        self.cores = nn.ParameterList([nn.Parameter(core.detach().clone()) for core in cores])
+        self._fill_cores(shape, cores)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
 
     @classmethod
@@ -139,15 +137,15 @@ class TTLinear(nn.Module):
         return cls.from_cores(exact, full.with_ranks([1, *(core.shape[2] for core in exact)]), bias)
 
     def to_tensorly(self) -> Any:
-        """The cores as a tensorly TTTensor with modes in_modes + out_modes (a copy)."""
-        return to_tensorly(list(self.cores))
+        """The gated cores as a tensorly TTTensor with modes in_modes + out_modes (a copy)."""
+        return to_tensorly(self.gated_cores())
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_cores(x, list(self.cores), self.shape, self.bias)
+        return apply_cores(x, self.gated_cores(), self.shape, self.bias)
 
     def to_dense(self) -> Tensor:
         """W (out_features, in_features), the matrix that forward applies. Differentiable."""
-        return cores_to_matrix(list(self.cores), self.shape)
+        return cores_to_matrix(self.gated_cores(), self.shape)
 
     def to_linear(self) -> nn.Linear:
         """A dense nn.Linear with the same function, detached from this layer."""
@@ -197,7 +195,7 @@ class TTLinear(nn.Module):
         if not Path(path).is_file():
             raise FileNotFoundError(f"no file at {path}. Give the path that TTLinear.save wrote.")
         files = require("safetensors", "loading layers")
-        with files.safe_open(str(path), framework="pt", device=str(_known_device(device))) as file:
+        with files.safe_open(str(path), framework="pt", device=str(known_device(device))) as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FILE_FORMAT:
                 raise ValueError(
@@ -210,94 +208,8 @@ class TTLinear(nn.Module):
         return cls.from_cores(cores, shape, bias)
 
 
-def _known_device(device: torch.device | str | None) -> torch.device | None:
+def known_device(device: torch.device | str | None) -> torch.device | None:
     try:
         return None if device is None else torch.device(device)
     except RuntimeError:
         raise ValueError(f"device must be one that torch knows, got {device!r}. Use 'cpu' or 'cuda'.") from None
-
-
-def tt_layers(model: nn.Module) -> dict[str, TTLinear]:
-    """Every TTLinear of the model by its qualified name, shared ones once."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, TTLinear)}
-
-
-def tensorize(
-    model: nn.Module,
-    rank: int | None = None,
-    *,
-    error: float | None = None,
-    order: int = 3,
-    include: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-    init: str = "svd",
-    generator: torch.Generator | None = None,
-) -> nn.Module:
-    """Replace the nn.Linear modules of `model`, in place, and return it (or the new root layer).
-
-    Names are matched against shell patterns ("encoder.*"): included and not excluded. `init="svd"` starts
-    from the dense weights (by `rank` or `error`), "random" from fresh cores (by `rank`). Layers that would
-    not get smaller stay dense. A module used in several places is replaced by one layer in all of them.
-    Raises ValueError when nothing matches or nothing gets smaller, and for a weight tied to another module.
-    """
-    if init not in ("svd", "random"):
-        raise ValueError(f"init must be 'svd' or 'random', got {init!r}. Use 'svd' to start from trained weights.")
-    if init == "random" and rank is None:
-        raise ValueError("init='random' needs a rank, got rank=None. Give rank=8, or use init='svd'.")
-    if rank is None and error is None:
-        rank = 8
-    chosen = _matching(model, include, exclude)
-    replacements: dict[nn.Module, TTLinear] = {}
-    for linear in dict.fromkeys(chosen.values()):
-        if init == "svd":
-            layer = TTLinear.from_linear(linear, rank, error=error, order=order)
-        else:
-            layer = TTLinear(
-                linear.in_features,
-                linear.out_features,
-                rank or 1,
-                order=order,
-                bias=linear.bias is not None,
-                device=linear.weight.device,
-                dtype=linear.weight.dtype,
-                generator=generator,
-            )
-        if layer.shape.params < layer.shape.dense_params:
-            replacements[linear] = layer.train(linear.training)
-    if not replacements:
-        raise ValueError(
-            f"no layer would get smaller at rank={rank}, error={error}: {', '.join(chosen)}. "
-            "Lower the rank, allow a larger error, or pick larger layers."
-        )
-    if model in replacements:
-        return replacements[model]
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])
-    return model
-
-
-def _matching(model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, nn.Linear]:
-    def matches(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    chosen = {name: module for name, module in linears.items() if matches(name, include) and not matches(name, exclude)}
-    if not chosen:
-        raise ValueError(
-            f"no nn.Linear matches include={list(include)}, exclude={list(exclude)}. "
-            f"The model has: {', '.join(linears) or 'no nn.Linear at all'}."
-        )
-    owners: dict[Tensor, list[str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners.setdefault(parameter, []).append(name)
-    for name, module in chosen.items():
-        if len(owners[module.weight]) > 1:
-            raise ValueError(
-                f"the weight of {name!r} is tied to {owners[module.weight]}; replacing it would untie them. "
-                f"Leave it dense with exclude=[{name!r}]."
-            )
-    return chosen

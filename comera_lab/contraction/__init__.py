@@ -1,0 +1,22 @@
+"""What happens to data: y from x and linear cores, rows from ids and table cores. Both never form the dense matrix."""
+
+from comera_lab.contraction.linear import (
+    ContractionPlan,
+    Order,
+    apply_cores,
+    half_chain_cuts,
+    naive_apply_cores,
+    plan,
+)
+from comera_lab.contraction.lookup import lookup_rows, naive_lookup_rows
+
+__all__ = [
+    "ContractionPlan",
+    "Order",
+    "apply_cores",
+    "half_chain_cuts",
+    "lookup_rows",
+    "naive_apply_cores",
+    "naive_lookup_rows",
+    "plan",
+]

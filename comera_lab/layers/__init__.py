@@ -1,0 +1,20 @@
+"""Modules that hold cores: linear layers, tables, and the tools that put them into a model and cut them."""
+
+from comera_lab.layers.base import GATE_THRESHOLD, GateKind, TTModule
+from comera_lab.layers.compact import CompactReport, compact, fold_gates
+from comera_lab.layers.embedding import TTEmbedding
+from comera_lab.layers.linear import TTLinear
+from comera_lab.layers.tensorize import tensorize, tt_layers
+
+__all__ = [
+    "GATE_THRESHOLD",
+    "CompactReport",
+    "GateKind",
+    "TTEmbedding",
+    "TTLinear",
+    "TTModule",
+    "compact",
+    "fold_gates",
+    "tensorize",
+    "tt_layers",
+]
