@@ -108,7 +108,7 @@ def _check_optimizer(layers: dict[str, TTModule], optimizer: torch.optim.Optimiz
                 if torch.is_tensor(value) and value.numel() > 1 and value.shape != parameter.shape:
                     raise ValueError(
                         f"state {key!r} of {name!r} must have the shape {tuple(parameter.shape)} of its parameter "
-                        f"to be sliced, got {tuple(value.shape)}. Keep cores out of projected or block-quantised groups."
+                        f"to be sliced, got {tuple(value.shape)}. Keep cores out of projected groups."
                     )
 
 

@@ -122,8 +122,8 @@ def size_surrogate(model: nn.Module) -> Tensor:
         gates = layer.effective_gates() if layer.gate_kind == "threshold" else list(layer.gates)
         norms: list[Tensor | float] = [1.0, *(gate.abs().sum() for gate in gates), 1.0]
         terms += [torch.as_tensor(norms[k] * mode * norms[k + 1]) for k, mode in enumerate(layer.shape.modes)]
-    total: Tensor = torch.stack(terms).sum()
-    return total / dense_elements(layers)
+    share: Tensor = torch.stack(terms).sum() / dense_elements(layers)
+    return share
 
 
 def core_decay(model: nn.Module) -> Tensor:
