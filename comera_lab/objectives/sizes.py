@@ -97,7 +97,7 @@ def dense_elements(layers: dict[str, TTModule]) -> int:
 
 def live_elements(layers: dict[str, TTModule]) -> Tensor:
     """Core elements at live ranks, as a 0-d float tensor made without leaving the device."""
-    total = layers[next(iter(layers))].cores[0].new_zeros((), dtype=torch.float32)
+    total: Tensor = layers[next(iter(layers))].cores[0].new_zeros((), dtype=torch.float32)
     for layer in layers.values():
         counts: list[Tensor | int] = [1, *((gate.detach() != 0).sum() for gate in layer.effective_gates()), 1]
         elements = torch.zeros_like(total)
