@@ -1,8 +1,8 @@
 """Speed and memory of the tensor-train layer beside torch's own, as rows: right first, then timed.
 
 `comera-lab bench --suite cpu` and `--suite gpu` run the same cases at sizes that fit the device. Providers of
-one case are timed in turn, call by call, so that a busy moment of the machine meets all of them; a row
-gives the median with p20 and p80, and ratios are medians of the ratios of neighbouring calls. A provider
+one case are timed in short turns, so that a busy moment of the machine meets all of them; a row gives the
+median with p20 and p80, and ratios are medians of the ratios of neighbouring turns. A provider
 that differs from the float64 reference is refused before anything is timed.
 """
 
@@ -203,16 +203,17 @@ def _extra_memory(case: Case, device: torch.device) -> BenchRow:
 
 
 def _interleaved(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of each call, the providers taking turns after three warm-up rounds."""
+    """Milliseconds of each call. Providers take turns of three calls, of which the first brings its data near again."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 3):
+    for _ in range(max(1, repeats // 2)):
         for name, call in calls.items():
-            _synchronise(device)
-            start = time.perf_counter()
-            call()
-            _synchronise(device)
-            if turn >= 3:
-                times[name].append((time.perf_counter() - start) * 1e3)
+            for timed in (False, True, True):
+                _synchronise(device)
+                start = time.perf_counter()
+                call()
+                _synchronise(device)
+                if timed:
+                    times[name].append((time.perf_counter() - start) * 1e3)
     return times
 
 
