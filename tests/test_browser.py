@@ -129,8 +129,8 @@ def test_the_numbers_shown_are_those_of_the_recorded_rows(lab):
         return
     cells = [line.inner_text().split("\t") for line in lab.page.locator(f"{panel(lab)} .t-numbers tr").all()[1:]]
     for row, shown in zip(rows, cells, strict=True):
-        name, parameters, _, ms, steps, loss, accuracy = (cell.strip() for cell in shown)
-        assert name in ("dense", "tensor train")
+        name, rate, parameters, _, ms, steps, loss, accuracy = (cell.strip() for cell in shown)
+        assert (name, rate) in (("dense", "0.001"), ("tensor train", "0.01"))
         assert parameters == f"{row['parameters']:,}"
         assert (ms, steps) == (f"{row['ms']:.2f}", f"{row['steps']:,}")
         assert (loss, accuracy) == (f"{row['loss']:.2g}", f"{100 * row['accuracy']:.1f} %")

@@ -8,7 +8,7 @@ import torch
 
 from comera_lab.experiments.datasets import digits
 from comera_lab.experiments.recorder import read_rows, split_runs
-from comera_lab.experiments.studies import RANKS, SEEDS, digits_study
+from comera_lab.experiments.studies import RANKS, SEEDS, digits_study, tuned_rate
 from comera_lab.models.mlp import MLP
 
 RECORDED = Path(__file__).parents[1] / "data" / "results" / "digits_mlp_cpu.jsonl"
@@ -50,3 +50,9 @@ def test_recorded_accuracies_support_what_the_lessons_say() -> None:
         accuracy.setdefault(run[-1]["rank"], []).append(run[-1]["accuracy"])
     assert min(accuracy[None]) >= 0.95
     assert min(accuracy[8]) >= 0.93
+
+
+def test_panels_train_at_the_rates_that_the_study_chose() -> None:
+    for run in split_runs(read_rows(RECORDED)):
+        assert tuned_rate(run[-1]["rank"]) == run[0]["config"]["learning_rate"]
+    assert [tuned_rate(rank) for rank in (1, 3, 12, 64)] == [1e-2, 1e-2, 3e-3, 1e-3]

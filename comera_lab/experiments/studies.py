@@ -21,6 +21,18 @@ _EVALUATE_EVERY = 50
 _STEP_ROWS_EVERY = 10  # of the first seed: enough for a curve, and the file stays small
 
 
+# What the recorded study chose (data/results/digits_mlp_cpu.jsonl); None is the dense twin
+_TUNED = {None: 1e-3, 2: 1e-2, 4: 1e-2, 8: 3e-3, 16: 1e-3}
+
+
+def tuned_rate(rank: int | None) -> float:
+    """AdamW's learning rate of the recorded study for this rank, or for the nearest smaller one; None is dense."""
+    if rank is None:
+        return _TUNED[None]
+    known = [tuned for tuned in _TUNED if tuned is not None and tuned <= rank]
+    return _TUNED[max(known)] if known else _TUNED[2]
+
+
 def digits_study(
     out_path: str | Path,
     *,

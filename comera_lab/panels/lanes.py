@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 
 from comera_lab.experiments.datasets import Dataset, digits
 from comera_lab.experiments.recorder import EvalRow, StepRow
+from comera_lab.experiments.studies import tuned_rate
 from comera_lab.experiments.train import TrainConfig, Trainer
 from comera_lab.memory import Measured, measure
 from comera_lab.models.mlp import MLP
@@ -26,10 +28,11 @@ def digits_28() -> Dataset:
 
 
 class Lane:
-    """One MLP on the digits. `advance` makes one step or one evaluation; histories grow, nothing is drawn.
+    """One MLP on the digits, at the learning rate that did best for its rank in the recorded study.
 
-    Two lanes with the same seed get the same batches in the same order. Seconds are training seconds: the
-    time inside `Trainer.step`, without evaluation, drawing or the other lane's turn.
+    `advance` makes one step or one evaluation; histories grow, nothing is drawn. Two lanes with the same seed
+    get the same batches in the same order. Seconds are training seconds: the time inside `Trainer.step`,
+    without evaluation, drawing or the other lane's turn.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class Lane:
         config: TrainConfig,
     ) -> None:
         self.name = name
+        # At one rate for all, a comparison would measure whom that rate suits.
+        config = replace(config, learning_rate=tuned_rate(rank if kind == "tt" else None))
         self.model = MLP(features, kind, rank, generator=torch.Generator().manual_seed(config.seed))
         self.trainer = Trainer(self.model, digits_28(), config)
         self.measured: Measured | None = None
@@ -61,6 +66,10 @@ class Lane:
     def finished(self) -> bool:
         """Whether steps or seconds are used up and the last evaluation has been made."""
         return self.trainer.done and not self.trainer.evaluation_due
+
+    @property
+    def learning_rate(self) -> float:
+        return self.trainer.config.learning_rate
 
     @property
     def parameters(self) -> int:

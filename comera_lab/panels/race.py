@@ -81,6 +81,7 @@ class RacePanel(RunPanel):
         return [
             {
                 "lane": lane.name,
+                "learning_rate": lane.learning_rate,
                 "parameters": lane.parameters,
                 "memory_bytes": lane.measured.pools.total if lane.measured else None,
                 "steps": lane.trainer.steps_done,
@@ -158,7 +159,10 @@ class RacePanel(RunPanel):
         rows = [_cells(row) for row in self.summary()] or [(name, *["–"] * (len(_COLUMNS) - 1)) for name in NAMES]
         head = "".join(f"<th>{cell}</th>" for cell in _COLUMNS)
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        note = '<p class="comera-lead">MiB and ms are measured here: tensors of a whole training step, median time.</p>'
+        note = (
+            '<p class="comera-lead">MiB and ms are measured here: tensors of a whole training step, median time. '
+            "Each lane has the learning rate that did best for it in the recorded study.</p>"
+        )
         say(self.numbers, f"<table><tr>{head}</tr>{body}</table>{note}")
 
     def _show_verdict(self) -> None:
@@ -186,7 +190,7 @@ class RacePanel(RunPanel):
         return lines
 
 
-_COLUMNS = ("lane", "parameters", "MiB a step", "ms a step", "steps", "loss, nats", "test accuracy")
+_COLUMNS = ("lane", "rate", "parameters", "MiB a step", "ms a step", "steps", "loss, nats", "test accuracy")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -195,6 +199,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
     return (
         row["lane"],
+        f"{row['learning_rate']:g}",
         f"{row['parameters']:,}",
         "–" if row["memory_bytes"] is None else f"{mib(row['memory_bytes']):.2f}",
         shown(row["step_time_ms"], "{:.2f}"),
