@@ -24,6 +24,7 @@ from comera_lab.experiments.provenance import commit, date, device_name, driver,
 from comera_lab.experiments.rows import (
     BenchRow,
     EvalRow,
+    RankRow,
     ResultRow,
     ResumeRow,
     Row,
@@ -37,6 +38,7 @@ from comera_lab.experiments.rows import (
 __all__ = [
     "BenchRow",
     "EvalRow",
+    "RankRow",
     "Recorder",
     "RecorderWarning",
     "ResultRow",
@@ -206,7 +208,7 @@ def _without_void_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             first, last = (starts[-2], starts[-1]) if len(starts) > 1 else (0, 0)
             again = [
                 i for i in range(first, last)
-                if kept[i]["kind"] in ("step", "eval") and kept[i]["step"] > row["step"]
+                if kept[i]["kind"] in ("step", "eval", "rank") and kept[i]["step"] > row["step"]
             ]
             for i in reversed(again):
                 del kept[i]

@@ -76,6 +76,22 @@ class ResultRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """Live ranks of every tensor-train layer after `step` steps, closing 1s included, and what they add up to.
+
+    `cores` and `total` count parameters at live ranks, without and with the dense part. `stage` is "early",
+    "late" or "done".
+    """
+
+    step: int
+    stage: str
+    cores: int
+    total: int
+    ranks: dict[str, Any]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
 
@@ -95,7 +111,7 @@ class BenchRow:
     note: str = ""
 
 
-Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | BenchRow
+Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | RankRow | BenchRow
 
 _KINDS: dict[str, type[Row]] = {
     "run": RunInfo,
@@ -103,6 +119,7 @@ _KINDS: dict[str, type[Row]] = {
     "eval": EvalRow,
     "resume": ResumeRow,
     "result": ResultRow,
+    "rank": RankRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -36,8 +37,9 @@ class Trainer:
     """One model in training on one data set: cross-entropy, one batch a step, on the model's own device.
 
     Each epoch visits every training sample once in a new order; the last batch of an epoch may be smaller.
-    An `optimizer` instance replaces the one that `config` names. Raises ValueError for a model without
-    trainable parameters and for an optimizer that holds other parameters.
+    An `optimizer` instance replaces the one that `config` names. `objective(loss, model)` gives the 0-d tensor to
+    differentiate in the place of the loss; rows and refusals stay about the loss itself. Raises ValueError for a
+    model without trainable parameters and for an optimizer that holds other parameters.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Trainer:
         recorder: Recorder | None = None,
         *,
         optimizer: torch.optim.Optimizer | None = None,
+        objective: Callable[[Tensor, nn.Module], Tensor] | None = None,
     ) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model must have trainable parameters, got none. Set requires_grad on some.")
-        self.model, self.config, self.recorder = model, config, recorder
+        self.model, self.config, self.recorder, self.objective = model, config, recorder, objective
         self.device = parameters[0].device
         self.data = data.to(self.device)
         self.optimizer = optimizer or build_optimizer(config, parameters)
@@ -114,7 +117,7 @@ class Trainer:
             loss = self._loss(logits, y)
             loss_nats = float(loss.detach())
             if math.isfinite(loss_nats):
-                torch.autograd.backward(loss)
+                torch.autograd.backward(loss if self.objective is None else self.objective(loss, self.model))
         seconds = self._now() - started
         self._refuse_nonfinite("loss", loss_nats)
         gradient_norm = self._gradient_norm()       # a log entry, not a part of the step: the clock stands still
