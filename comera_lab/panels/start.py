@@ -21,7 +21,7 @@ from comera_lab.shapes import TTShape
 
 IN_FEATURES, OUT_FEATURES, CLASSES = 784, 512, 10
 MAX_RANK = 32
-STEPS = 1000
+STEPS = 600
 STATIC_RANKS = (1, 2, 4, 8, 16, 32)
 
 
