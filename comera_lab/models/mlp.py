@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comera_lab.layers import TTLinear
+from comera_lab.models.dense import dense_linear
 from comera_lab.shapes import ShapeError
 
 
@@ -49,12 +49,12 @@ class MLP(nn.Module):
             )
         self.features = tuple(features)
         self.kind = kind
-        self.classifier = _dense(self.features[-2], self.features[-1], generator)
+        self.classifier = dense_linear(self.features[-2], self.features[-1], generator)
         pairs = zip(self.features[:-2], self.features[1:-1], strict=True)
         self.hidden = nn.ModuleList(
             TTLinear(n_in, n_out, rank, order=order, generator=generator)
             if kind == "tt"
-            else _dense(n_in, n_out, generator)
+            else dense_linear(n_in, n_out, generator)
             for n_in, n_out in pairs
         )
 
@@ -70,14 +70,3 @@ class MLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"features={self.features}, kind={self.kind!r}, parameters={self.parameter_count():,}"
-
-
-def _dense(in_features: int, out_features: int, generator: torch.Generator | None) -> nn.Linear:
-    """nn.Linear with torch's own start distribution, drawn from `generator` instead of the global stream."""
-    # a meta layer is not initialised, so the global random stream stays where it is
-    linear = nn.Linear(in_features, out_features, device="meta").to_empty(device=torch.get_default_device())
-    bound = 1 / math.sqrt(in_features)
-    with torch.no_grad():
-        linear.weight.uniform_(-bound, bound, generator=generator)
-        linear.bias.uniform_(-bound, bound, generator=generator)
-    return linear
