@@ -180,14 +180,17 @@ class TTLinear(TTModule):
         )
 
     def save(self, path: str | Path) -> None:
-        """Write cores, bias and shape as one safetensors file."""
+        """Write cores, gates, bias and shape as one safetensors file."""
         tensors = {f"core_{k}": core.detach().contiguous() for k, core in enumerate(self.cores)}
+        tensors |= {f"gate_{k}": gate.detach().contiguous() for k, gate in enumerate(self.gates)}
         if self.bias is not None:
             tensors["bias"] = self.bias.detach().contiguous()
         shape = self.shape
         fields = (shape.in_modes, shape.out_modes, shape.ranks, shape.in_features, shape.out_features)
+        about = {"format": FILE_FORMAT, "shape": json.dumps(fields)}
+        about["gates"] = json.dumps([self.gate_kind, self.gate_threshold] if len(self.gates) else None)
         files = require("safetensors.torch", "saving layers")
-        files.save_file(tensors, str(path), {"format": FILE_FORMAT, "shape": json.dumps(fields)})
+        files.save_file(tensors, str(path), about)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TTLinear:
@@ -205,7 +208,11 @@ class TTLinear(TTModule):
             shape = TTShape(tuple(in_modes), tuple(out_modes), tuple(ranks), in_features, out_features)
             cores = [file.get_tensor(f"core_{k}") for k in range(len(shape.modes))]
             bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
-        return cls.from_cores(cores, shape, bias)
+            layer = cls.from_cores(cores, shape, bias)
+            if kind_and_threshold := json.loads(metadata["gates"]):
+                layer.add_gates(*kind_and_threshold)
+                layer.gates = nn.ParameterList([file.get_tensor(f"gate_{k}") for k in range(len(shape.ranks) - 2)])
+        return layer
 
 
 def known_device(device: torch.device | str | None) -> torch.device | None:
