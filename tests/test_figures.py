@@ -29,9 +29,27 @@ from comera_lab.panels.figures import (
     training_curves,
     with_slider,
 )
+from comera_lab.panels.rank_figures import (
+    COLUMNS,
+    Dot,
+    RankHistory,
+    Upright,
+    fill_pareto,
+    fill_ranks,
+    front,
+    pareto_figure,
+    rank_figure,
+)
 from comera_lab.shapes import TTShape
 
 SHAPE = TTShape.for_features(784, 512, rank=[1, 4, 8, 16, 8, 4, 1])
+# one layer of two bonds, cut at step 20: two rows of the history have that step
+HISTORY = RankHistory(
+    ("bond 1", "bond 2"), (4, 8), np.array([0.0, 10.0, 20.0, 20.0]),
+    np.array([[4.0, 4.0, 3.0, 2.0], [8.0, 6.0, 6.0, 2.0]]), np.array([4.0, 3.0, 2.0, 1.0]),
+    np.array([5.0, 4.0, 3.0, 2.0]), np.array([10.0, 20.0]), np.array([50.0, 90.0]), 1.5, "target: cores", 10, 20,
+)  # fmt: skip
+DOTS = [Dot("1", 0.1, 90.0, "run 1"), Dot("2", 0.2, 95.0, "run 2"), Dot("3", 0.3, 93.0, "run 3")]
 
 
 def curve(name, points=5):
@@ -48,6 +66,8 @@ def every_figure():
         "memory": memory_bars(rows),
         "training": training_curves([curve("dense"), curve("tensor train")], "steps"),
         "spectrum": spectrum_figure(values, 5, matrix, 0.5 * matrix),
+        "ranks": rank_figure(HISTORY),
+        "pareto": pareto_figure(DOTS, [Dot("dense", 2.5, 98.0, "dense")], [Upright("43×", 0.5)], "MiB", True),
     }
 
 
@@ -96,6 +116,9 @@ def test_no_meaning_by_colour_alone():
     assert len({trace.marker.symbol for trace in training[1::2]}) == 2
     assert len({trace.marker.pattern.shape for trace in FIGURES["memory"].data}) == len(POOLS)
     assert len({trace.marker.symbol for trace in FIGURES["spectrum"].data[:2]}) == 2
+    lines = FIGURES["ranks"].data[1:4]
+    assert len({(trace.line.dash, trace.line.width) for trace in lines}) == 3
+    assert len({trace.marker.symbol for trace in FIGURES["pareto"].data[1:]}) == 2
 
 
 def test_bonds_are_drawn_to_the_scale_of_their_rank():
@@ -174,6 +197,48 @@ def test_the_static_twin_carries_every_position_and_needs_no_kernel():
     moved = slider.steps[2].args[1]
     assert "4·8·4" in [note["text"] for note in moved["annotations"]]
     assert json.loads(static.to_json())["layout"]["sliders"], "plain JSON, no numpy in the arguments"
+
+
+def test_the_strip_shows_the_open_share_of_every_bond_and_says_the_rank():
+    strip, _, cores, target, _ = rank_figure(HISTORY).data
+    assert strip.z.tolist() == [[1.0, 1.0, 0.5], [1.0, 0.75, 0.25]], "of the two rows of step 20 the later one"
+    assert len(strip.x) == strip.z.shape[1] + 1, "edges of cells"
+    assert list(strip.text[1]) == ["8 of 8", "6 of 8", "2 of 8"]
+    assert list(cores.y)[-2:] == [2.0, 1.0], "the lines keep both, so that a cut is a vertical drop"
+    assert (list(target.x), list(target.y)) == ([10, 1.015 * 20], [1.5, 1.5])
+    notes = [note.text for note in rank_figure(HISTORY).layout.annotations]
+    assert {"<b>2</b> of 4", "<b>2</b> of 8"} <= set(notes)
+    assert [line.x0 for line in rank_figure(HISTORY).layout.shapes] == [10, 10, 10]
+
+
+def test_a_strip_redrawn_or_played_back_equals_one_drawn_afresh():
+    figure = rank_figure(RankHistory(("bond 1", "bond 2"), (4, 8)))
+    assert figure.data[0].z.tolist() == [[1.0], [1.0]], "before training every bond is open"
+    fill_ranks(figure, HISTORY)
+    assert figure.to_json() == rank_figure(HISTORY).to_json()
+    early = HISTORY.until(0.5)
+    assert (early.steps.tolist(), early.eval_steps.tolist(), early.live.shape) == ([0.0, 10.0], [10.0], (2, 2))
+    assert HISTORY.until(1.0) is HISTORY
+
+
+def test_a_long_history_is_thinned_to_the_pixels_of_the_strip():
+    steps = np.arange(5_000.0)
+    many = RankHistory(("bond 1",), (4,), steps, np.full((1, 5_000), 4.0), steps, steps, length=5_000)
+    assert rank_figure(many).data[0].z.shape == (1, COLUMNS)
+
+
+def test_the_front_holds_the_runs_that_no_other_beats():
+    assert [dot.label for dot in front(DOTS, smaller_is_better=True)] == ["1", "2"]
+    assert [dot.label for dot in front(DOTS, smaller_is_better=False)] == ["3", "2"]
+
+
+def test_dots_are_redrawn_with_their_words_and_upright_lines():
+    figure = pareto_figure([], [], [], "MiB", True)
+    parts = DOTS, [], [Upright("published: 43×", 43.0)], "times smaller", False
+    fill_pareto(figure, *parts)
+    assert figure.to_json() == pareto_figure(*parts).to_json()
+    assert list(figure.data[1].hovertext) == ["run 1", "run 2", "run 3"]
+    assert figure.layout.annotations[0].text == "published: 43×"
 
 
 def test_figures_need_neither_widgets_nor_training():

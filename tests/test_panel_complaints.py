@@ -24,8 +24,10 @@ from comera_lab.panels.runner import Progress
 from comera_lab.panels.state import LabState
 
 ROOT = Path(__file__).parents[1]
-PANELS = (lab.StartPanel, lab.ShapePanel, lab.MemoryPanel, lab.SpectrumPanel, lab.RacePanel)
-DRAGGED = {"start": "rank", "shape": "every", "memory": "width", "spectrum": "energy", "race": "width"}
+PANELS = (lab.StartPanel, lab.ShapePanel, lab.MemoryPanel, lab.SpectrumPanel, lab.RacePanel,
+          lab.RankTrainingPanel)  # fmt: skip
+DRAGGED = {"start": "rank", "shape": "every", "memory": "width", "spectrum": "energy", "race": "width",
+           "ranks": "gamma"}  # fmt: skip
 
 
 def workers():

@@ -24,14 +24,21 @@ NUMBERS = {
     "memory": ("width", "depth", "batch_size"),
     "spectrum": ("energy",),
     "race": ("width", "rank", "seconds"),
+    "ranks": ("target_ratio", "max_rank", "gamma", "gate_rate", "early_steps", "late_steps"),
 }
-CHOICES = {"memory": ("precision", "optimizer"), "spectrum": ("source",), "race": ("axis",)}
+CHOICES = {
+    "memory": ("precision", "optimizer"),
+    "spectrum": ("source",),
+    "race": ("axis",),
+    "ranks": ("size_part", "gate_kind"),
+}
 KINDS = {
     "start": lab.StartPanel,
     "shape": lab.ShapePanel,
     "memory": lab.MemoryPanel,
     "spectrum": lab.SpectrumPanel,
     "race": lab.RacePanel,
+    "ranks": lab.RankTrainingPanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]
 
@@ -154,11 +161,12 @@ def test_J07_four_values_are_four_reactions(kind, name):
     control = control_of(make(kind), name)
     seen = []
     control.on_change(seen.append)
-    values = [v for v in (control.low, control.low + 1, control.low + 3, control.high) if v != control.value][:3]
-    for value in values:
+    step = control.slider.step
+    values = [v for v in (control.low, control.low + step, control.low + 3 * step, control.high) if v != control.value]
+    for value in values[:3]:
         control.slider.value = value
-    control.entry.value = str(control.low + 2)
-    assert seen == [*values, control.low + 2]
+    control.entry.value = str(control.low + 2 * step)
+    assert seen == [*values[:3], control.low + 2 * step]
 
 
 @pytest.mark.parametrize("typed", ["", "4 7 7", "4 7 7 x", "2 2 2 2 7 7", "784.5", "-28 -28", "0 784"])
@@ -220,6 +228,8 @@ def test_state_is_shared_by_panels_and_moves_their_sliders():
         ("seconds", float("nan"), "got nan"),
         ("precision", "fp8", "must be one of fp32, bf16"),
         ("optimizer", "adam", "must be one of sgd"),
+        ("target_ratio", 0.0, "from 0.05 to 1, got 0.0"),
+        ("gate_kind", "soft", "must be one of straight-through, threshold"),
     ],
 )
 def test_the_state_refuses_illegal_values(name, value, message):

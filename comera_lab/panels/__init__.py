@@ -14,9 +14,11 @@ require("plotly", "figures")
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
+from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
 from comera_lab.panels.pictures import image_row  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
+from comera_lab.panels.ranks import RankTrainingPanel  # noqa: E402
 from comera_lab.panels.shape import ShapePanel  # noqa: E402
 from comera_lab.panels.spectrum import SpectrumPanel  # noqa: E402
 from comera_lab.panels.start import StartPanel  # noqa: E402
@@ -26,9 +28,11 @@ __all__ = [
     "CrossingPanel",
     "LabState",
     "MemoryPanel",
+    "ParetoPanel",
     "Predict",
     "Question",
     "RacePanel",
+    "RankTrainingPanel",
     "ShapePanel",
     "SpectrumPanel",
     "StartPanel",

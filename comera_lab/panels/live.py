@@ -61,7 +61,7 @@ async function render({ model, el }) {
   el.setAttribute("role", "img");
   const height = () => ((model.get("figure").layout || {}).height || 300) + "px";
   el.style.height = height();
-  let alive = true, drawing = false, again = false, Plotly = null;
+  let alive = true, drawing = false, again = false, listening = false, clicks = 0, Plotly = null;
   async function draw() {
     if (drawing || !Plotly) { again = true; return; }
     drawing = true;
@@ -74,6 +74,14 @@ async function render({ model, el }) {
         if (el.clientWidth > 0)
           await Plotly.react(el, figure.data, { ...figure.layout, autosize: true, width: el.clientWidth },
                              { displayModeBar: false, displaylogo: false, doubleClick: "reset", scrollZoom: false });
+        if (el.on && !listening) {
+          listening = true;
+          el.on("plotly_click", event => {
+            const { curveNumber, pointNumber } = event.points[0];
+            model.set("clicked", { trace: curveNumber, point: pointNumber, count: ++clicks });
+            model.save_changes();
+          });
+        }
       } while (again && alive);
     } finally { drawing = false; }
   }
@@ -131,6 +139,7 @@ def _widget_classes() -> tuple[Any, Any]:
         _css = _FIGURE_CSS
         figure = traitlets.Dict().tag(sync=True)
         description = traitlets.Unicode("").tag(sync=True)
+        clicked = traitlets.Dict().tag(sync=True)
 
     return PlotlyBundle, FigureView
 
@@ -180,6 +189,13 @@ class LiveFigure:
             self.figure = figure
             with self.edit(description):
                 pass
+
+    def on_click(self, listener: Callable[[int, int], None]) -> None:
+        """Call `listener(trace, point)` when a point is clicked; plain figures tell of no clicks."""
+        if self.mode == "live":
+            self.widget.observe(
+                lambda change: listener(int(change["new"]["trace"]), int(change["new"]["point"])), names="clicked"
+            )
 
     def close(self) -> None:
         self.widget.close()

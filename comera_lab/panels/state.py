@@ -14,6 +14,9 @@ import traitlets
 from comera_lab.memory import OPTIMIZERS, PRECISIONS
 from comera_lab.shapes import ShapeError, TTShape
 
+GATE_KINDS = ("straight-through", "threshold")
+SIZE_PARTS = ("tensorised", "model")
+
 
 class Whole(traitlets.TraitType[int, Any]):
     """An integer in [low, high]. Other values raise ShapeError with the rule, the value and the remedy."""
@@ -71,7 +74,10 @@ class LabState(traitlets.HasTraits):
 
     `rank` is one rank for every bond of a TT layer; `shape` is a full TTShape with a rank per bond.
     `width`, `depth`, `batch_size`, `precision`, `optimizer` describe the MLP of the memory panel and of the race.
-    `runs` maps a panel's name to the summary of its last run, a plain dict of numbers.
+    `target_ratio` (a share of the start size of `size_part`), `max_rank`, `gamma` (price of the whole dense size,
+    nats), `gate_rate`, `gate_kind`, `early_steps` and `late_steps` are those of rank training.
+    `runs` maps a panel's name to the summary of its last run, a plain dict of numbers; `rank_runs` holds one dict
+    per finished rank training of this notebook, settings and results, oldest first.
     """
 
     rank = Whole(8, 1, 512)
@@ -84,7 +90,16 @@ class LabState(traitlets.HasTraits):
     energy_percent = Number(90.0, 50.0, 100.0)
     seconds = Number(8.0, 1.0, 600.0)
     seed = Whole(0, 0, 2**31 - 1)
+    target_ratio = Number(0.3, 0.05, 1.0)
+    size_part = Choice("tensorised", SIZE_PARTS)
+    max_rank = Whole(16, 1, 64)
+    gamma = Number(30.0, 0.0, 200.0)
+    gate_rate = Number(0.02, 0.001, 0.1)
+    gate_kind = Choice("straight-through", GATE_KINDS)
+    early_steps = Whole(300, 0, 2000)
+    late_steps = Whole(300, 0, 2000)
     runs = traitlets.Dict()
+    rank_runs = traitlets.Tuple()
 
     @traitlets.default("shape")
     def _default_shape(self) -> TTShape:

@@ -251,6 +251,18 @@ class ChoiceControl(Control):
             raise ValueError(f"{self.label.value} must be one of {', '.join(self.options)}, got {new!r}. Choose one.")
         return str(new)
 
+    def offer_options(self, options: Sequence[str], value: str) -> None:
+        """Other options from now on, `value` among them, without telling the listeners."""
+        with _moving:
+            self._busy = True
+            try:
+                self.options = tuple(options)
+                self.dropdown.options, self.dropdown.value = list(options), value
+                self._value = value
+            finally:
+                self._busy = False
+            self.complain("")
+
     def _editors(self) -> Sequence[Any]:
         return (self.dropdown,)
 
