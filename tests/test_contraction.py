@@ -5,12 +5,13 @@ import re
 
 import pytest
 import torch
+import torch.utils.flop_counter
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import tt_shapes
 from tolerances import RELATIVE, relative_error
 
-from comera_lab.contraction import apply_cores, half_chain_cuts, naive_apply_cores, plan
+from comera_lab.contraction import apply_cores, apply_cores_together, half_chain_cuts, naive_apply_cores, plan
 from comera_lab.contraction import linear as contraction
 from comera_lab.cores import init_cores
 from comera_lab.shapes import ShapeError, TTShape
@@ -89,7 +90,7 @@ def test_mutants_of_the_padded_products_are_caught(mutation, monkeypatch):
         "core transposed": lambda cores: chain([c.transpose(0, 2) if len(c) == c.shape[2] else c for c in cores]),
     }
     if mutation == "bias lost":
-        monkeypatch.setattr(torch, "cat", lambda parts: torch.concat([parts[0], parts[1] * 0, parts[2]]))
+        monkeypatch.setattr(torch, "cat", lambda parts: torch.concat([*parts[:1], *(part * 0 for part in parts[1:])]))
     else:
         monkeypatch.setattr(contraction, "chain", broken[mutation])
     with pytest.raises(AssertionError):
@@ -137,6 +138,33 @@ def test_H04_layouts_in_backward(make):
         results.append([out, x.grad, bias.grad, *(core.grad for core in cores)])
     for ours, theirs in zip(*results, strict=True):
         assert relative_error(ours, theirs) < RELATIVE[torch.float64]
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+@pytest.mark.parametrize("biases", [(True, True, True), (True, False, True)])
+def test_maps_that_share_their_input_equal_their_naive_twins(rows, biases):
+    shapes = [TTShape.for_features(40, out, rank, order=2) for out, rank in ((30, 5), (24, 3), (30, 8))]
+    problems = [
+        problem(shape, rows, seed=k, bias=bias) for k, (shape, bias) in enumerate(zip(shapes, biases, strict=True))
+    ]
+    x = problems[0][0]
+    maps = [(cores, shape, bias) for shape, (_, cores, bias) in zip(shapes, problems, strict=True)]
+    inputs = [x, *(tensor for cores, _, bias in maps for tensor in (*cores, bias) if tensor is not None)]
+    results = []
+    for outs in (apply_cores_together(x, maps), [naive_apply_cores(x, *each) for each in maps]):
+        total = sum(torch.sin(out).sum() for out in outs)
+        results.append([*outs, *torch.autograd.grad(total, inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        assert relative_error(ours, theirs) < RELATIVE[torch.float64]
+
+
+def test_maps_that_share_their_input_read_it_once():
+    shape = TTShape.for_features(64, 64, 4)
+    x, cores, bias = problem(shape, 600)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        apply_cores_together(x, [(cores, shape, bias)] * 3)
+    products = counter.get_flop_counts()["Global"]
+    assert products[torch.ops.aten.addmm] == 2 * 600 * 64 * 24
 
 
 def test_H05_inputs_are_never_written():

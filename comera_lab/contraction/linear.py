@@ -36,6 +36,10 @@ RANK_MULTIPLE = 8
 PADDED_ROWS = 256
 
 
+# One linear map of several that share their input: cores, shape, bias
+Map = tuple[Sequence[Tensor], TTShape, Tensor | None]
+
+
 @dataclass(frozen=True)
 class Order:
     """One order of contraction and what a forward call costs: `bytes` counts each operand and result once."""
@@ -186,6 +190,24 @@ def apply_cores(
     return out.reshape(*x.shape[:-1], shape.out_features)
 
 
+def apply_cores_together(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
+    """x (..., in_features) -> one (..., out_features) per (cores, shape, bias) of `maps`: q, k and v of attention.
+
+    With many rows x is read once for all maps, and its gradient is written once. With few rows, or where another
+    order is planned, the maps are applied one by one. Errors as in `apply_cores`.
+    """
+    for cores, shape, _ in maps:
+        _check_input(x, cores, shape)
+    rows = x.numel() // x.shape[-1]
+    together = torch.compiler.is_compiling() or (
+        rows >= PADDED_ROWS and all(_planned_cuts(shape, rows) == half_chain_cuts(shape) for _, shape, _ in maps)
+    )
+    if not together:
+        return [apply_cores(x, *each) for each in maps]
+    flat = x.reshape(-1, x.shape[-1])
+    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in _padded_half_chains(flat, maps)]
+
+
 def _planned_cuts(shape: TTShape, rows: int) -> tuple[int, ...]:
     # Rounded to a power of two: one plan serves every batch of about this size.
     return plan(shape, 1 << (rows - 1).bit_length()).cuts
@@ -230,25 +252,43 @@ def _in_order(x: Tensor, cores: Sequence[Tensor], shape: TTShape, cuts: tuple[in
     return state.reshape(rows, math.prod(shape.out_modes))[:, : shape.out_features]
 
 
-def _half_chains(x: Tensor, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None, padded: bool) -> Tensor:
-    """x (rows, in) -> (rows, out) = (x A) B + bias, six thin products forward and backward together.
+def _halves(cores: Sequence[Tensor], shape: TTShape) -> tuple[Tensor, Tensor]:
+    """A (in, r_d) and B (r_d, out), padding cut off."""
+    left = chain(cores[: shape.split]).reshape(-1, shape.middle_rank)[: shape.in_features]
+    return left, chain(cores[shape.split :]).reshape(shape.middle_rank, -1)[:, : shape.out_features]
 
-    `padded` widens A and B to a multiple of RANK_MULTIPLE. The bias rides along as one more row of B that
-    meets a column of ones in x A: no separate pass over y, and none over its gradient.
+
+def _half_chains(x: Tensor, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None, padded: bool) -> Tensor:
+    """x (rows, in) -> (rows, out) = (x A) B + bias, six thin products forward and backward together."""
+    if padded:
+        return _padded_half_chains(x, [(cores, shape, bias)])[0]
+    left, right = _halves(cores, shape)
+    inner = x @ left
+    return inner @ right if bias is None else torch.addmm(bias, inner, right)
+
+
+def _padded_half_chains(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
+    """One (rows, out) per map of the same x (rows, in); x meets all A side by side in one product.
+
+    Each A and B is widened to a multiple of RANK_MULTIPLE. A bias rides along as one more row of B that meets a
+    column of ones in x A: no separate pass over y, and none over its gradient.
     """
-    rank = shape.middle_rank
-    left = chain(cores[: shape.split]).reshape(-1, rank)[: shape.in_features]
-    right = chain(cores[shape.split :]).reshape(rank, -1)[:, : shape.out_features]
-    if not padded:
-        inner = x @ left
-        return inner @ right if bias is None else torch.addmm(bias, inner, right)
-    spare = -(rank + (bias is not None)) % RANK_MULTIPLE
-    # A is stored as its transpose: x A and the gradient s^T x of A then both read x row by row.
-    if bias is None:
-        wide = functional.pad(left.t(), (0, 0, 0, spare))
-        return x @ wide.t() @ functional.pad(right, (0, 0, 0, spare))
-    wide = functional.pad(left.t(), (0, 0, 0, spare + 1))
-    ones = left.new_zeros(rank + 1 + spare)
-    ones[rank] = 1
-    inner = torch.addmm(ones, x, wide.t())  # (rows, rank + 1 + spare), a column of ones behind x A
-    return inner @ torch.cat([right, bias[None], right.new_zeros(spare, shape.out_features)])
+    lefts, ones, rights = [], [], []
+    for cores, shape, bias in maps:
+        left, right = _halves(cores, shape)
+        rank = shape.middle_rank
+        width = rank + (bias is not None)
+        width += -width % RANK_MULTIPLE
+        # A is stored as its transpose: x A and the gradient s^T x of A then both read x row by row.
+        lefts.append(functional.pad(left.t(), (0, 0, 0, width - rank)))
+        one = left.new_zeros(width)
+        if bias is None:
+            right = functional.pad(right, (0, 0, 0, width - rank))
+        else:
+            one[rank] = 1
+            right = torch.cat([right, bias[None], right.new_zeros(width - rank - 1, shape.out_features)])
+        ones.append(one)
+        rights.append(right)
+    inner = torch.addmm(torch.cat(ones), x, torch.cat(lefts).t())  # (rows, sum of widths)
+    parts = torch.split(inner, [len(right) for right in rights], dim=1)
+    return [part @ right for part, right in zip(parts, rights, strict=True)]

@@ -3,7 +3,7 @@
 from comera_lab.layers.base import GATE_THRESHOLD, GateKind, TTModule
 from comera_lab.layers.compact import CompactReport, compact, fold_gates
 from comera_lab.layers.embedding import TTEmbedding
-from comera_lab.layers.linear import TTLinear
+from comera_lab.layers.linear import TTLinear, forward_together
 from comera_lab.layers.tensorize import tensorize, tt_layers
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "TTModule",
     "compact",
     "fold_gates",
+    "forward_together",
     "tensorize",
     "tt_layers",
 ]

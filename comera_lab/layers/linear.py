@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comera_lab.contraction import ContractionPlan, apply_cores, plan
+from comera_lab.contraction import ContractionPlan, apply_cores, apply_cores_together, plan
 from comera_lab.cores import (
     cores_to_matrix,
     from_tensorly,
@@ -213,6 +213,11 @@ class TTLinear(TTModule):
                 layer.add_gates(*kind_and_threshold)
                 layer.gates = nn.ParameterList([file.get_tensor(f"gate_{k}") for k in range(len(shape.ranks) - 2)])
         return layer
+
+
+def forward_together(x: Tensor, layers: Sequence[TTLinear]) -> list[Tensor]:
+    """[layer(x) for layer in layers], reading x once where there are many rows (forward hooks are not run)."""
+    return apply_cores_together(x, [(layer.gated_cores(), layer.shape, layer.bias) for layer in layers])
 
 
 def known_device(device: torch.device | str | None) -> torch.device | None:

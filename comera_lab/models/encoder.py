@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from comera_lab.layers import TTEmbedding, TTLinear
+from comera_lab.layers import TTEmbedding, TTLinear, forward_together
 from comera_lab.models.dense import dense_linear, dense_table
 from comera_lab.shapes import ShapeError
 
@@ -113,13 +113,13 @@ class PairEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         self._check(ids)
-        texts = ids.reshape(-1, ids.shape[-1])                            # (texts, tokens): rows, or 2 rows
+        texts = ids.reshape(-1, ids.shape[-1])  # (texts, tokens): rows, or 2 rows
         real = texts != self.config.padding_id
         if texts.device.type == "cpu" and not torch.compiler.is_compiling():
             # Columns of padding alone cost time and change nothing; on other devices a fixed size is worth more.
             longest = int((real.any(0) * torch.arange(1, real.shape[1] + 1)).max())
             texts, real = texts[:, : max(longest, 1)], real[:, : max(longest, 1)]
-        tokens = self.encode(texts, real)                                 # (texts, tokens, width)
+        tokens = self.encode(texts, real)  # (texts, tokens, width)
         if self.config.head == "siamese":
             shares = real.unsqueeze(-1) / real.sum(1).clamp_min(1)[:, None, None]
             u, v = (tokens * shares).sum(1).reshape(len(ids), 2, -1).unbind(1)  # (rows, width) each
@@ -127,7 +127,7 @@ class PairEncoder(nn.Module):
         else:
             features = tokens[:, 0]
         pooled = self.dropout(torch.tanh(self.pooler(features)))
-        logits: Tensor = self.classifier(pooled)                          # (rows, classes)
+        logits: Tensor = self.classifier(pooled)  # (rows, classes)
         return logits
 
     def encode(self, texts: Tensor, real: Tensor) -> Tensor:
@@ -179,24 +179,25 @@ class EncoderBlock(nn.Module):
     def forward(self, tokens: Tensor, visible: Tensor) -> Tensor:
         """`visible` (texts, 1, 1, tokens) bool says which tokens may be attended to."""
         tokens = self.norm_attention(tokens + self.dropout(self._attend(tokens, visible)))
-        widened = functional.gelu(self.widen(tokens))                     # (texts, tokens, hidden)
+        widened = functional.gelu(self.widen(tokens))  # (texts, tokens, hidden)
         normed: Tensor = self.norm_forward(tokens + self.dropout(self.narrow(widened)))
         return normed
 
     def _attend(self, tokens: Tensor, visible: Tensor) -> Tensor:
+        layers = [self.query, self.key, self.value]
+        trains = [layer for layer in layers if isinstance(layer, TTLinear)]
+        made = forward_together(tokens, trains) if len(trains) == 3 else [layer(tokens) for layer in layers]
         query, key, value = (
-            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1).transpose(1, 2)  # (texts, heads, tokens, width / heads)
-            for layer in (self.query, self.key, self.value)
+            one.reshape(*tokens.shape[:2], self.heads, -1).transpose(1, 2)  # (texts, heads, tokens, width / heads)
+            for one in made
         )
         dropout = self.dropout_share if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))         # (texts, tokens, width)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))  # (texts, tokens, width)
         return out
 
 
-def _linear(
-    in_features: int, out_features: int, config: EncoderConfig, generator: torch.Generator | None
-) -> nn.Module:
+def _linear(in_features: int, out_features: int, config: EncoderConfig, generator: torch.Generator | None) -> nn.Module:
     if config.kind == "dense":
         return dense_linear(in_features, out_features, generator)
     return TTLinear(in_features, out_features, config.rank, order=config.order, generator=generator)
