@@ -188,7 +188,7 @@ class EncoderBlock(nn.Module):
         trains = [layer for layer in layers if isinstance(layer, TTLinear)]
         made = forward_together(tokens, trains) if len(trains) == 3 else [layer(tokens) for layer in layers]
         query, key, value = (
-            one.reshape(*tokens.shape[:2], self.heads, -1).transpose(1, 2)  # (texts, heads, tokens, width / heads)
+            one.reshape(*tokens.shape[:2], self.heads, -1).transpose(1, 2)  # (texts, heads, tokens, share)
             for one in made
         )
         dropout = self.dropout_share if self.training else 0.0
