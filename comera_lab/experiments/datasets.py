@@ -32,7 +32,7 @@ _PIXEL_LEVELS = 16  # scikit-learn's digits hold the integers 0..16
 class Dataset:
     """A classification task held in memory: `train_x (rows, ...)`, `train_y (rows,)`, the same for test.
 
-    x is floating point and finite, y is int64 in `[0, classes)`. Neither side may be empty.
+    x is floating point and finite, or int32 token ids; y is int64 in `[0, classes)`. Neither side may be empty.
     Raises ShapeError for sizes that do not fit together and ValueError for values that cannot be trained on.
     """
 
@@ -143,8 +143,10 @@ def _check_side(side: str, x: Tensor, y: Tensor, classes: int) -> None:
         )
     if x.numel() == 0:
         raise ShapeError(f"{side}_x must hold at least one sample, got {tuple(x.shape)}. Check the split.")
-    if not x.is_floating_point():
-        raise ValueError(f"{side}_x must be floating point, got {x.dtype}. Convert it with .float().")
+    if not x.is_floating_point() and x.dtype != torch.int32:
+        raise ValueError(
+            f"{side}_x must be floating point, got {x.dtype}. Convert it with .float(), or token ids with .int()."
+        )
     if y.dtype != torch.int64:
         raise ValueError(f"{side}_y must be int64, got {y.dtype}. Convert it with .long().")
     if not torch.isfinite(x).all():
