@@ -87,17 +87,22 @@ class PairData:
         return digest.hexdigest()
 
     def dataset(
-        self, held_out: str = "dev", *, train_pairs: int | None = None, test_pairs: int | None = None
+        self,
+        held_out: str = "dev",
+        *,
+        train_pairs: int | None = None,
+        test_pairs: int | None = None,
+        tokens: int = TOKENS,
     ) -> Dataset:
         """x (pairs, 2, tokens) int32 ids for a siamese encoder; the test side is the split `held_out`.
 
         `train_pairs` and `test_pairs` keep the first so many: pairs stand in an order that is as good as random.
-        Choose configurations on "dev", quote "test".
+        `tokens` cuts every side further. Choose configurations on "dev", quote "test".
         """
         sides = {}
         for side, split, count in (("train", "train", train_pairs), ("test", held_out, test_pairs)):
             pairs = self.splits[split][:count]
-            sides[f"{side}_x"] = torch.from_numpy(self.texts[pairs[:, :2]])
+            sides[f"{side}_x"] = torch.from_numpy(self.texts[pairs[:, :2], :tokens])
             sides[f"{side}_y"] = torch.from_numpy(pairs[:, 2].astype(np.int64))
         return Dataset(f"{self.name}, {held_out}", **sides, classes=len(LABELS), note="token ids")
 

@@ -24,6 +24,7 @@ from comera_lab.experiments.provenance import commit, date, device_name, driver,
 from comera_lab.experiments.rows import (
     BenchRow,
     EvalRow,
+    RankResultRow,
     RankRow,
     ResultRow,
     ResumeRow,
@@ -38,6 +39,7 @@ from comera_lab.experiments.rows import (
 __all__ = [
     "BenchRow",
     "EvalRow",
+    "RankResultRow",
     "RankRow",
     "Recorder",
     "RecorderWarning",

@@ -92,6 +92,32 @@ class RankRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankResultRow:
+    """How one model of a rank study ended, both denominators beside each other.
+
+    `total_ratio` is dense over compressed for the whole model, `tensorised_ratio` for the tensorised layers alone.
+    Step times are medians of the same batch through the model as it started and as it ended, taken in turn; peaks
+    are weights, gradients, optimizer state and saved activations of such a step.
+    """
+
+    model: str
+    target_ratio: float | None
+    seed: int
+    steps: int
+    accuracy: float
+    loss_nats: float
+    total_mib: float
+    tensorised_mib: float
+    total_ratio: float
+    tensorised_ratio: float
+    step_time_before_ms: float
+    step_time_after_ms: float
+    peak_before_mib: float
+    peak_after_mib: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
 
@@ -111,7 +137,7 @@ class BenchRow:
     note: str = ""
 
 
-Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | RankRow | BenchRow
+Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | RankRow | RankResultRow | BenchRow
 
 _KINDS: dict[str, type[Row]] = {
     "run": RunInfo,
@@ -120,6 +146,7 @@ _KINDS: dict[str, type[Row]] = {
     "resume": ResumeRow,
     "result": ResultRow,
     "rank": RankRow,
+    "rank_result": RankResultRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
