@@ -11,6 +11,7 @@ from torch import nn
 from comera_lab.layers import TTLinear
 from comera_lab.memory import POOLS, predict
 from comera_lab.models.mlp import MLP
+from comera_lab.objectives import model_size
 from comera_lab.shapes import TTShape, max_ranks
 
 if TYPE_CHECKING:
@@ -85,6 +86,29 @@ def _small_race() -> tuple[int, str]:
     )
 
 
+def _dearest_bond() -> tuple[int, str]:
+    shape = TTShape.for_features(784, 512, rank=16)
+    ranks, modes = shape.ranks, shape.modes
+    freed = [ranks[k] * modes[k] + modes[k + 1] * ranks[k + 2] for k in range(len(modes) - 1)]
+    place = freed.index(max(freed))
+    index = 0 if place == 0 else 2 if place == len(freed) - 1 else 1
+    return index, (
+        f"One entry of bonds 1 to {len(freed)} frees {', '.join(map(str, freed))} numbers (predicted, from the shape). "
+        "A slice of both neighbouring cores goes with it, and in the middle both are wide: there the price presses "
+        "hardest. The rows of the strip show price against use, and the middle is useful, too."
+    )
+
+
+def _half_the_cores() -> tuple[int, str]:
+    size = model_size(MLP(kind="tt", rank=16))
+    share = (size.cores / 2 + size.dense) / size.total
+    index = min(range(3), key=lambda choice: abs(share - (0.5, 0.66, 0.9)[choice]))
+    return index, (
+        f"{size.cores:,} core parameters become {size.cores // 2:,}, the {size.dense:,} of classifier and biases stay: "
+        f"{share:.0%} of the model is left (predicted, by counting). The dense part cannot be cut."
+    )
+
+
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
@@ -121,6 +145,19 @@ def guess(lesson: str) -> Predict:
             choices=("yes, clearly faster", "about the same", "no, clearly slower"),
             then="Now choose width 128 in the panel below and press Time both.",
             answer=_small_race,
+        ),
+        "05": Question(
+            text="All bonds of the 784 x 512 layer have rank 16 or what they can carry. One entry of one bond is "
+            "closed. Where does that free most numbers?",
+            choices=("at the first bond", "near the middle", "at the last bond"),
+            then="Now press Start above and watch which rows of the strip fade first.",
+            answer=_dearest_bond,
+        ),
+        "06": Question(
+            text="The cores of the rank-16 network are cut to half. How much of the whole model is left?",
+            choices=("half of it", "about two thirds", "nearly all of it"),
+            then="Now set the target above to 0.5, press Start, and watch both lines of the size chart.",
+            answer=_half_the_cores,
         ),
     }
     if lesson not in questions:
