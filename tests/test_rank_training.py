@@ -263,3 +263,30 @@ def test_dense_model_and_gates_of_another_kind_are_refused() -> None:
     tt_layers(model)["hidden.0"].add_gates("threshold")
     with pytest.raises(ValueError, match="has gates of kind 'threshold', got gate_kind='straight-through'"):
         RankTrainer(model, digits(8), _short())
+
+
+def test_dead_model_is_refused() -> None:
+    model = _small()
+    layer = tt_layers(model)["hidden.0"]
+    layer.add_gates()
+    with torch.no_grad():
+        layer.gates[0].zero_()
+    with pytest.raises(ValueError, match="only biases"):
+        RankTrainer(model, digits(8), _short())
+
+
+def test_wrapped_model_trains_its_ranks() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.module(x)
+            return logits
+
+    plain = _run(_small(), digits(8), **dataclasses.asdict(_short()))
+    wrapped = _run(Wrapper(_small()), digits(8), **dataclasses.asdict(_short()))
+    for one, other in zip(wrapped.history, plain.history, strict=True):
+        assert list(one.ranks.values()) == list(other.ranks.values())
+    assert list(wrapped.ranks()) == ["module.hidden.0"]
