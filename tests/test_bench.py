@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from comera_lab.experiments import bench
+from comera_lab.experiments.bench import Case, run_suite
+from comera_lab.experiments.recorder import read_rows
+
+SMALL = Case(rows=300, in_features=24, out_features=36, rank=4)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The CPU suite with the same code and smaller layers."""
+    for name, value in {
+        "HEADLINE": SMALL,
+        "FEW_ROWS": [Case(rows=2, in_features=24, out_features=36, rank=4)],
+        "TINY": SMALL,
+        "WIDTHS": [SMALL],
+    }.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setenv("COMERA_LAB_ALLOCATOR", "off")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_rows_are_recorded_printed_and_whole(small, tmp_path, capsys):
+    path = tmp_path / "bench.jsonl"
+    rows = run_suite("cpu", path)
+    info, *read = read_rows(path)
+    assert info["config"]["suite"] == "cpu"
+    assert "COMERA_LAB_ALLOCATOR" in info["config"]["allocator"]
+    assert [row["op"] for row in read] == [row.op for row in rows]
+    assert len(capsys.readouterr().out.splitlines()) == len(rows) + 1
+    modes = {(row.op, row.provider, row.mode) for row in rows}
+    assert {
+        ("tt_linear", "tt", "correctness"),
+        ("tt_linear", "dense", "forward+backward"),
+        ("tt_linear", "tt over dense", "forward+backward"),
+        ("tt_linear", "tt", "kept for backward"),
+        ("tt_order", "planned over better", "forward+backward"),
+        ("tt_linear_width", "tt over dense", "forward"),
+    } <= modes
+    for row in rows:
+        assert row.value > 0
+        assert row.sizes["rank"] == 4
+        if row.p20 is not None:
+            assert row.p20 <= row.value <= row.p80
+
+
+def test_correctness_comes_before_every_timing(small, tmp_path):
+    modes = [row.mode for row in run_suite("cpu", tmp_path / "bench.jsonl")]
+    last = max(k for k, mode in enumerate(modes) if mode == "correctness")
+    assert set(modes[: last + 1]) == {"correctness"}
+
+
+def test_a_wrong_layer_is_refused_before_it_is_timed(small, tmp_path, monkeypatch):
+    right = bench.TTLinear.forward
+    monkeypatch.setattr(bench.TTLinear, "forward", lambda layer, x: 1.01 * right(layer, x))
+    with pytest.raises(ArithmeticError, match=r"must stay within 1e-05 of float64, got 1\.0"):
+        run_suite("cpu", tmp_path / "bench.jsonl")
+    assert len(read_rows(tmp_path / "bench.jsonl")) == 1
+
+
+def test_memory_kept_for_backward_is_x_xA_and_the_half_chains():
+    row = bench._extra_memory(Case(rows=4096, in_features=768, out_features=3072, rank=30), torch.device("cpu"))
+    expected = 4 * (4096 * (768 + 30) + 30 * (768 + 3072)) / 2**20
+    assert expected <= row.value <= 1.02 * expected
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [("tpu", "suite must be 'cpu' or 'gpu', got 'tpu'"), ("gpu", "suite 'gpu' needs a CUDA device, got none")],
+)
+def test_suites_that_cannot_run_say_why(suite, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        run_suite(suite)
+
+
+def test_the_gpu_cases_are_right_on_a_cpu_too():
+    """The same code with a few rows: what a GPU machine will run first."""
+    for case in bench.GPU_CASES:
+        few = Case(
+            rows=8, in_features=case.in_features, out_features=case.out_features, rank=case.rank, dtype=case.dtype
+        )
+        (row,) = bench._correctness(few, torch.device("cpu"))
+        assert row.value < bench.ERROR_LIMIT[case.dtype]
+
+
+def test_the_bench_needs_torch_and_numpy_alone():
+    code = (
+        "import sys\n"
+        "for name in ('tensorly', 'ipywidgets', 'plotly', 'sklearn', 'safetensors', 'IPython', 'triton', 'scipy'):\n"
+        "    sys.modules[name] = None\n"
+        "import comera_lab.experiments.bench\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
