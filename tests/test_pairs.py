@@ -161,6 +161,33 @@ def test_mnli_format_is_read_and_pairs_without_a_label_are_left_out(tmp_path: Pa
     assert data.dataset("test").test_x.shape == (1, 2, 32)
 
 
+def test_missing_mnli_files_are_fetched_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Split:
+        def __init__(self, label: int) -> None:
+            self.label = label
+
+        def to_json(self, path: Path) -> None:
+            path.write_text(json.dumps({"premise": "a", "hypothesis": "b", "label": self.label, "idx": 0}) + "\n")
+
+    class Package:
+        @staticmethod
+        def load_dataset(name: str, part: str) -> dict[str, Split]:
+            assert (name, part) == ("nyu-mll/glue", "mnli")
+            return {"train": Split(0), "validation_matched": Split(1), "validation_mismatched": Split(2)}
+
+    monkeypatch.setattr(pairs_module, "require", lambda package, purpose: Package)
+    fetched = mnli_pairs(tmp_path / "mnli")
+    assert [int(fetched.splits[split][0, 2]) for split in ("train", "dev", "test")] == [0, 1, 2]
+    monkeypatch.undo()
+    assert mnli_pairs(tmp_path / "mnli").digest == fetched.digest, "the files are there now: nothing is fetched"
+
+
+def test_mnli_without_files_or_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"datasets is needed for downloading MNLI.*comera_lab\[data\]"):
+        mnli_pairs(tmp_path)
+
+
 @pytest.mark.parametrize(
     "line", ['{"premise": "a"}', "[1]", "{", '{"premise": "a", "hypothesis": "b", "label": 3}',
              '{"premise": 1, "hypothesis": "b", "label": 0}']

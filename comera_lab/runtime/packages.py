@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 # import name -> name on the package index, where the two differ
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython"}
-# Tools that only the test extra brings; everything else comes with `lab`.
+# Tools that only the test extra brings; public data sets need `data`, everything else comes with `lab`.
 TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
 REPORTED = (
     "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
@@ -25,7 +25,7 @@ def require(package: str, purpose: str) -> ModuleType:
     """The imported optional package, or an ImportError of one line that names it and the install command."""
     if util.find_spec(package.partition(".")[0]) is None:
         name = DISTRIBUTIONS.get(package, package)
-        extra = "test" if package in TEST_ONLY else "lab"
+        extra = "data" if package == "datasets" else "test" if package in TEST_ONLY else "lab"
         raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
     return importlib.import_module(package)
 
