@@ -107,6 +107,21 @@ def test_the_rank_floor_and_ceiling_of_the_controls_train():
         assert "finished" in trained(**{**values, "early_steps": 3}).runner.words
 
 
+@pytest.mark.parametrize("kind", ["threshold", "straight-through"])
+def test_a_hard_threshold_is_a_one_way_door_and_straight_through_is_not(kind):
+    history = trained(gate_kind=kind, late_steps=0, early_steps=200).trained.history()
+    risen = (history.live[:, 1:] > history.live[:, :-1]).any()
+    assert risen == (kind == "straight-through"), "as lesson 05 says"
+    assert (history.live[:, -1] < history.live[:, 0]).any()
+
+
+def test_the_card_stands_under_the_buttons():
+    panel = lab.RankTrainingPanel(LabState())
+    children = panel.widget.children
+    assert children.index(panel.card.widget) == children.index(panel.bar.widget) + 1
+    assert lab.ParetoPanel(LabState()).widget.children[-1]._dom_classes == ("t-error",)
+
+
 def test_stop_compact_now_and_resume_go_on_with_the_smaller_model():
     panel = lab.RankTrainingPanel(LabState(**{**QUICK, "early_steps": 2000, "late_steps": 0}))
     assert panel.compact_button.disabled

@@ -72,7 +72,8 @@ class Panel:
         if mode == "plain" and not _told:
             _told.append(reason)
             notices.append(widgets.HTML(f"<p>Charts are shown as plain figures: {html.escape(reason)}.</p>"))
-        self.widget.children = (*notices, *children, self.card.widget)
+        end = () if self.card.widget in children else (self.card.widget,)
+        self.widget.children = (*notices, *children, *end)
         self.widget.add_class("comera")
         self.widget.add_class(f"t-panel-{self.kind}")
         _open[self.kind] = self
@@ -165,6 +166,11 @@ class RunPanel(Panel):
     def close(self) -> None:
         self.runner.close()
         super().close()
+
+    def _compose(self, *children: widgets.Widget) -> None:
+        """The error card goes under the buttons, where the eye is; below the charts it may be out of the window."""
+        under = children.index(self.bar.widget) + 1
+        super()._compose(*children[:under], self.card.widget, *children[under:])
 
     def _run_bar(self, start_text: str, help: str, *, stop: bool = True, resume: bool = True) -> RunBar:
         self.bar = RunBar(start_text, help, stop=stop, resume=resume)

@@ -136,9 +136,10 @@ class RankTrainingPanel(RunPanel):
     def static(self) -> go.Figure:
         """The last run, with a slider over its steps; before the first run an empty frame that says so."""
         history = self._history()
-        end = history.steps[-1] if len(history.steps) else 0
+        begun = len(history.steps) > 0
+        end = history.steps[-1] if begun else history.length
         figures = [(f"{share * end:.0f}", rank_figure(history.until(share))) for share in STATIC_SHARES]
-        return with_slider(figures, "step " if end else "no run yet: step ", active=len(STATIC_SHARES) - 1)
+        return with_slider(figures, "step " if begun else "no run yet: step ", active=len(STATIC_SHARES) - 1)
 
     def _history(self) -> RankHistory:
         return untrained_history(self.settings()) if self.trained is None else self.trained.history()
