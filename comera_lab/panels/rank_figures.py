@@ -15,7 +15,7 @@ from comera_lab.panels.figures import BLUE, GREEN, INK, STATIC_WIDTH, TEMPLATE, 
 
 Array = npt.NDArray[np.floating[Any]]
 
-LEFT, RIGHT = 0.48, 0.62  # where the strip ends and the curves begin, as shares of the width
+LEFT, RIGHT = 0.46, 0.62  # where the strip ends and the curves begin, as shares of the width
 COLUMNS = 150  # of the strip: about as many as it has pixels to tell apart
 # Nothing left is the page itself; a bond that is fully open is solid.
 OPEN_SCALE = [[0.0, "rgba(0,114,178,0.03)"], [1.0, "rgba(0,114,178,1)"]]
@@ -124,7 +124,7 @@ def _notes(history: RankHistory) -> list[dict[str, Any]]:
         return {**place, "x": x, "y": y, "text": text, **more}
 
     titles = [
-        note(0.0, 1.02, "live ranks of every bond (full colour: all open; dotted line: late stage)", yanchor="bottom"),
+        note(0.0, 1.02, "live ranks (full colour: all open)", yanchor="bottom"),
         note(RIGHT, 1.11, f"MiB of weights ({history.target_name})", yanchor="bottom"),
         note(RIGHT, 0.415, "test accuracy (%)", yanchor="bottom"),
     ]

@@ -70,8 +70,8 @@ class RankTrainingPanel(RunPanel):
         self._compose(
             heading(
                 "Ranks that learn",
-                "Early steps put a price on size, late steps steer to a target; then what is closed is cut out. "
-                "Watch which bonds the network gives up.",
+                "Early steps put a price on size; late steps, after the dotted line, steer to a target. "
+                "Watch which bonds fade.",
             ),
             columns, bar.widget, self.strip.widget, self.numbers, self.verdict,
         )  # fmt: skip
