@@ -98,8 +98,22 @@ def test_the_line_ends_in_a_smaller_model_that_trains_on() -> None:
         sizes.append(sum(p.numel() for layer in tt_layers(trainer.model).values() for p in layer.cores))
     assert trainer.limit is not None
     assert sizes[9] <= trainer.limit < sizes[8], "compacted two thirds through the late stage"
+    assert sizes[9] == sizes[11] == trainer.size().cores, "and its gates are held from then on"
     held = {id(p) for group in trainer.trainer.optimizer.param_groups for p in group["params"]}
     assert {id(p) for p in trainer.model.parameters()} <= held
+
+
+def test_entries_nearest_to_life_are_opened_where_the_line_was_overshot() -> None:
+    model = MLP((64, 128, 128, 10), kind="tt", rank=12, generator=torch.Generator().manual_seed(0))
+    trainer = RankTrainer(model, digits(8), _short(target_ratio=0.8))
+    while trainer.steps_done < 9:
+        trainer.step()
+    for layer in tt_layers(model).values():
+        with torch.no_grad():
+            layer.gates[1][:6] = 0.01
+    assert trainer.limit is not None and trainer.size().cores < 0.9 * trainer.limit
+    trainer.step()
+    assert 0.98 * trainer.limit <= trainer.size().cores <= trainer.limit
 
 
 def test_compact_in_mid_training_keeps_the_function_and_goes_on() -> None:
