@@ -28,6 +28,7 @@ from comera_lab.experiments.recorder import EvalRow, RankRow, Recorder, StepRow
 from comera_lab.experiments.trainer import Trainer
 from comera_lab.layers import CompactReport, TTModule, compact, tt_layers
 from comera_lab.objectives import BudgetReport, EarlyStage, LateStage, ModelSize, meet_target, model_size
+from comera_lab.objectives.sizes import gated_layers, live_elements
 from comera_lab.shapes import chain_params
 
 __all__ = ["FinishReport", "RankConfig", "RankTrainer", "Stage"]
@@ -216,7 +217,7 @@ class RankTrainer:
             layer.gates.requires_grad_(False)
 
     def _objective(self, loss: Tensor, model: nn.Module) -> Tensor:
-        if self._allowed is not None and self.size().cores <= self._allowed:
+        if self._allowed is not None and float(live_elements(gated_layers(model))) <= self._allowed:
             return self._settled(loss, model)
         if self.stage == "late" and self._late is not None:
             return self._late(loss, model)
