@@ -396,6 +396,26 @@ class TestCompact:
         assert not [name for name, _ in model.named_parameters() if "gates" in name]
 
 
+@pytest.mark.parametrize("start", ["identity", "zero", "equal columns"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_F11_size_losses_have_finite_gradients_and_descend(start, kind):
+    weight = {"identity": torch.eye(4), "zero": torch.zeros(4, 4), "equal columns": torch.ones(4, 4)}[start]
+    linear = nn.Linear(4, 4, bias=False)
+    linear.weight.data.copy_(weight)
+    layer = TTLinear.from_linear(linear, 4, order=2)
+    layer.add_gates(kind)
+    losses = []
+    for _ in range(2):
+        loss = EarlyStage(1.0, 0.1)(layer(torch.eye(4)).square().mean(), layer)
+        losses.append(float(loss.detach()))
+        grads = torch.autograd.grad(loss, list(layer.parameters()))
+        assert all(torch.isfinite(grad).all() for grad in grads)
+        with torch.no_grad():
+            for parameter, grad in zip(layer.parameters(), grads, strict=True):
+                parameter -= 1e-3 * grad
+    assert losses[1] < losses[0]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_G01_ranks_fall_to_what_the_task_needs(kind, seed):

@@ -13,6 +13,11 @@ FLOAT32_BYTES = 4
 OPTIMIZER_BYTES = {"sgd": 0, "momentum": 4, "adamw": 8}
 
 
+def core_size(left: int, mode: int, right: int) -> int:
+    """Numbers in a core (left, mode, right)."""
+    return left * mode * right
+
+
 def optimizer_bytes(params: int, optimizer: str) -> int:
     """Bytes of optimizer state in float32."""
     return params * OPTIMIZER_BYTES[optimizer]
@@ -61,6 +66,70 @@ EXERCISES = (
                 name="difference",
                 answer=FIRST_LAYER.dense_params - FIRST_LAYER.params,
                 message="This is how many numbers are saved, a difference. Times smaller is a ratio: divide.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="00.2",
+        title="How many MiB?",
+        wants="one number: the MiB that the cores take in float32",
+        reference=FIRST_LAYER.params * FLOAT32_BYTES / 2**20,
+        right="Numbers times 4 bytes, over 1,048,576. The panel's last tile says the same.",
+        hints=(
+            "First bytes, then MiB. How many bytes has one float32 number?",
+            "A float32 number has 4 bytes; a MiB has 2**20 bytes.",
+            "`mib = small * 4 / 2**20`",
+        ),
+        mistakes=(
+            Mistake(
+                name="bytes",
+                answer=FIRST_LAYER.params * FLOAT32_BYTES,
+                message="These are bytes. A MiB has 2**20 = 1,048,576 of them.",
+            ),
+            Mistake(
+                name="numbers per MiB",
+                answer=FIRST_LAYER.params / 2**20,
+                message="This counts every number as one byte. A float32 number has 4.",
+            ),
+            Mistake(
+                name="KiB",
+                answer=FIRST_LAYER.params * FLOAT32_BYTES / 2**10,
+                message="These are KiB. Divide by 1,024 once more.",
+            ),
+            Mistake(
+                name="the dense table",
+                answer=FIRST_LAYER.dense_params * FLOAT32_BYTES / 2**20,
+                message="This is the dense table. The question is about the cores.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="00.3",
+        title="The size of one core",
+        wants="a function core_size(left, mode, right): how many numbers a core holds",
+        reference=core_size,
+        cases=lambda generator: [(1, 14, 8), (8, 8, 8), (8, 8, 1), (3, 5, 7)],
+        right="A core is a small block: left rank times mode times right rank. The train is their sum.",
+        hints=(
+            "Look at the boxes in the panel: the first one says 1·14·8.",
+            "A block of 2 by 3 by 4 holds as many numbers as 2 * 3 * 4.",
+            "`return left * mode * right`",
+        ),
+        mistakes=(
+            Mistake(
+                name="adds",
+                answer=lambda left, mode, right: left + mode + right,
+                message="This adds the three sides. A block holds their product.",
+            ),
+            Mistake(
+                name="forgets the mode",
+                answer=lambda left, mode, right: left * right,
+                message="The mode is missing: a core has one matrix of left x right for each of its values.",
+            ),
+            Mistake(
+                name="forgets a rank",
+                answer=lambda left, mode, right: left * mode,
+                message="One rank is missing. A core has two neighbours, and a rank for each of them.",
             ),
         ),
     ),

@@ -88,6 +88,36 @@ check("00.1", times_smaller)
 # share that is left; one minus that share is the saving in per cent. Three ways to say one thing, easily mixed up.
 
 # %% [markdown]
+# ## What does it weigh?
+#
+# The last tile of the panel shows the bytes of the cores. Compute them yourself: a float32 number has
+# 4 bytes, a MiB has 2**20 bytes.
+
+# %% tags=["exercise:00.2"]
+mib = small * 4 / 2**20  # solution
+
+check("00.2", mib)
+
+# %% [markdown]
+# ## Where do the numbers sit?
+#
+# Every box in the panel carries three numbers: left rank, mode, right rank. How many numbers are in it?
+
+# %% tags=["exercise:00.3"]
+def core_size(left, mode, right):
+    """Numbers in a core with these three sides."""
+    # solution
+    return left * mode * right
+    # end
+
+
+check("00.3", core_size)
+
+# %% [markdown] tags=["solution"]
+# **Why.** A core holds one matrix, left rank x right rank, for each value of its mode. Twice the rank makes
+# four times the numbers in the middle of the train, and twice at its ends.
+
+# %% [markdown]
 # ## Is this machine ready?
 #
 # The doctor looks at Python, memory, cores and widgets, and says what to do if something is missing.
