@@ -12,6 +12,8 @@ from comera_lab.experiments.recorder import read_rows, split_runs
 from comera_lab.experiments.studies_ranks import VARIANTS, RankStudy, rank_study
 from comera_lab.models.encoder import EncoderConfig, PairEncoder
 
+RECORDED = Path(__file__).parents[1] / "data" / "results" / "pairs_rank_cpu.jsonl"
+
 
 def _pairs() -> PairData:
     draw = torch.Generator().manual_seed(0)
@@ -47,3 +49,27 @@ def test_study_records_every_variant_with_what_it_cost(tmp_path: Path) -> None:
     for run in runs:
         assert [row["step"] for row in run if row["kind"] == "eval"] == [6, 12]
         assert any(row["kind"] == "rank" for row in run) == (run[-1]["model"] in ("early", "late"))
+
+
+def test_recorded_study_is_whole_and_its_sizes_are_those_of_its_models() -> None:
+    runs = split_runs(read_rows(RECORDED))
+    assert sorted((run[-1]["model"], run[-1]["target_ratio"] or 0) for run in runs if run[0]["seed"] == 0) == sorted(
+        (name, target or 0) for name, target in VARIANTS
+    )
+    study = RankStudy()
+    dense = 4 * PairEncoder(EncoderConfig.small("dense")).parameter_count() / 2**20
+    for run in runs:
+        info, result = run[0], run[-1]
+        assert info["commit"] is not None and not info["commit"].endswith("-dirty")
+        assert info["config"]["tokens"] == study.tokens and result["steps"] == study.steps
+        assert result["total_mib"] * result["total_ratio"] == pytest.approx(dense)
+        evaluations = [row for row in run if row["kind"] == "eval"]
+        assert result["accuracy"] == evaluations[-1]["accuracy"]
+
+
+def test_recorded_targets_were_met_from_below_and_the_cut_saves_memory() -> None:
+    runs = split_runs(read_rows(RECORDED))
+    whole = next(run[-1]["tensorised_mib"] for run in runs if run[-1]["model"] == "fixed")
+    for result in (run[-1] for run in runs if run[-1]["model"] == "late"):
+        assert 0.98 * result["target_ratio"] <= result["tensorised_mib"] / whole <= result["target_ratio"]
+        assert result["peak_after_mib"] < result["peak_before_mib"]
