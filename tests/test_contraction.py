@@ -70,8 +70,19 @@ def test_padded_products_equal_naive_at_odd_sizes(bias, rank):
     assert_equal_to_naive(shape, 333, bias=bias, cuts=half_chain_cuts(shape))
 
 
+@pytest.mark.parametrize("rows", [1024, 1031])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_many_rows_equal_naive_and_their_mutants_do_not(rows, bias, monkeypatch):
+    shape = TTShape.for_features(24, 36, 4)
+    assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
+    right = contraction._over_rows
+    monkeypatch.setattr(contraction, "_over_rows", lambda left, other: right(left, other) * 1.01)
+    with pytest.raises(AssertionError):
+        assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [2, 600])
+@pytest.mark.parametrize("rows", [2, 600, 1024])
 def test_each_dtype_stays_within_its_tolerance_and_a_wrong_core_does_not(dtype, rows):
     shape = TTShape.for_features(120, 90, 8)
     x, cores, bias = problem(shape, rows, dtype)
@@ -98,7 +109,7 @@ def test_mutants_of_the_padded_products_are_caught(mutation, monkeypatch):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows", [2, 257])
+@pytest.mark.parametrize("rows", [2, 257, 1024])
 def test_gradients_and_second_gradients_pass_gradcheck(order, rows):
     shape = TTShape.for_features(6, 4, 2, order)
     x, cores, bias = problem(shape, rows)
