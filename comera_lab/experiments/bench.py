@@ -203,11 +203,11 @@ def _extra_memory(case: Case, device: torch.device) -> BenchRow:
 
 
 def _interleaved(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of each call. Providers take turns of three calls, of which the first brings its data near again."""
+    """Milliseconds of each call. In its turn a provider makes three calls that settle caches and heap, then five."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(max(1, repeats // 2)):
+    for _ in range(max(1, repeats // 5)):
         for name, call in calls.items():
-            for timed in (False, True, True):
+            for timed in (False,) * 3 + (True,) * 5:
                 _synchronise(device)
                 start = time.perf_counter()
                 call()
