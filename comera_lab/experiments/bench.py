@@ -11,17 +11,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from comera_lab.contraction import apply_cores, half_chain_cuts, naive_apply_cores, plan
 from comera_lab.experiments.recorder import BenchRow, Recorder
-from comera_lab.layers import TTLinear
+from comera_lab.layers import TTLinear, tt_layers
+from comera_lab.models.encoder import EncoderConfig, PairEncoder
+from comera_lab.objectives import EarlyStage
 from comera_lab.runtime import allocator_status, cores_allowed, tune_cpu_allocator
 
 # Largest relative error against float64 on the same rounded inputs, forward and gradients (a wrong core: 1e-2).
@@ -52,6 +54,8 @@ HEADLINE = Case(rows=4096, in_features=768, out_features=3072, rank=30)
 FEW_ROWS = [Case(rows=rows, in_features=768, out_features=3072, rank=30) for rows in (1, 8)]
 TINY = Case(rows=64, in_features=64, out_features=64, rank=8)
 WIDTHS = [Case(rows=256, in_features=width, out_features=width, rank=8) for width in (64, 128, 256, 512, 1024, 2048)]
+# Dropout draws as many random numbers in both twins and would hide what is compared.
+ENCODER = replace(EncoderConfig.released(), dropout=0.0)
 GPU_CASES = [
     Case(rows=16_384, in_features=4096, out_features=4096, rank=64, dtype=torch.bfloat16),
     Case(rows=16_384, in_features=768, out_features=3072, rank=30, dtype=torch.bfloat16),
@@ -95,6 +99,9 @@ def _cpu_rows(device: torch.device) -> Iterator[BenchRow]:
     yield from _against_dense(TINY, device, repeats=200)
     for case in WIDTHS:
         yield from _against_dense(case, device, repeats=30, op="tt_linear_width")
+    yield from _encoder_rows(
+        ENCODER, Case(rows=8 * 128, in_features=768, out_features=3072, rank=30), device, repeats=5
+    )
 
 
 def _gpu_rows(device: torch.device) -> Iterator[BenchRow]:
@@ -152,6 +159,39 @@ def _against_dense(case: Case, device: torch.device, repeats: int, op: str = "tt
         floor = 3 * 2 * case.rows * layer.shape.dense_params / (3 * plan(layer.shape, case.rows).flops)
         note = f"nn.Linear / TTLinear; ratio of FLOPs {floor:.1f}"
         yield _timing(op, "tt over dense", mode, speedups, "x faster", case, note)
+
+
+def _encoder_rows(config: EncoderConfig, case: Case, device: torch.device, repeats: int) -> Iterator[BenchRow]:
+    """A whole training step (forward, backward, AdamW) of the pair classifier: dense, tensorised, with early stage."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, config.vocabulary, (8, 128), generator=generator).to(device)
+    labels = torch.randint(0, config.classes, (8,), generator=generator).to(device)
+
+    def step_of(kind: Literal["dense", "tt"], gates: bool) -> Callable[[], object]:
+        model = PairEncoder(replace(config, kind=kind), generator=generator).to(device)
+        for layer in tt_layers(model).values() if gates else ():
+            layer.add_gates()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        objective = EarlyStage(1.0)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(ids), labels)
+            total = objective(loss, model) if gates else loss
+            torch.autograd.backward(total)
+            optimizer.step()
+
+        return step
+
+    calls = {"dense": step_of("dense", False), "tt": step_of("tt", False), "tt + early stage": step_of("tt", True)}
+    times = _interleaved(calls, repeats, device)
+    for provider, samples in times.items():
+        yield _timing("encoder_step", provider, "training step", samples, "ms", case)
+    for name, over in (("tt", "dense"), ("tt", "tt + early stage")):
+        ratios = [slow / fast for slow, fast in zip(times[over], times[name], strict=True)]
+        unit = "x faster" if over == "dense" else "x time"
+        provider = "tt over dense" if over == "dense" else "early stage over none"
+        yield _timing("encoder_step", provider, "training step", ratios, unit, case, f"{over} / {name}, batch 8 x 128")
 
 
 def _call(module: nn.Module, x: Tensor, weights: Tensor, backward: bool) -> Callable[[], object]:
