@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -95,17 +96,58 @@ def dense_elements(layers: dict[str, TTModule]) -> int:
     return sum(layer.shape.dense_params for layer in layers.values())
 
 
+@dataclass(frozen=True)
+class _Bonds:
+    """All bonds of some layers in one row: per core the places of its two bonds, place 0 being every closing 1."""
+
+    left: Tensor
+    right: Tensor
+    modes: Tensor
+    layer_of_core: Tensor
+    bond_of_entry: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, layers: Iterable[TTModule], like: Tensor) -> _Bonds:
+        left: list[int] = []
+        right: list[int] = []
+        modes: list[int] = []
+        owner: list[int] = []
+        entries: list[int] = []
+        count = 0
+        for number, layer in enumerate(layers):
+            places = [0, *range(count + 1, count + 1 + len(layer.gates)), 0]
+            left += places[:-1]
+            right += places[1:]
+            modes += layer.shape.modes
+            owner += [number] * len(layer.shape.modes)
+            for gate in layer.gates:
+                entries += [count] * len(gate)
+                count += 1
+        device = like.device
+        return cls(
+            torch.tensor(left, device=device),
+            torch.tensor(right, device=device),
+            torch.tensor(modes, dtype=like.dtype, device=device),
+            torch.tensor(owner, device=device),
+            torch.tensor(entries, device=device),
+            count,
+        )
+
+    def elements(self, entries: Tensor) -> Tensor:
+        """(cores,): left rank x mode x right rank, where a rank is the sum of what its `entries` count for."""
+        ranks = entries.new_zeros(self.count).index_add(0, self.bond_of_entry, entries)
+        ranks = torch.cat([ranks.new_ones(1), ranks])
+        return ranks[self.left] * self.modes * ranks[self.right]
+
+
 def live_elements(layers: dict[str, TTModule]) -> Tensor:
     """Core elements at live ranks, as a 0-d float tensor made without leaving the device."""
-    total: Tensor = layers[next(iter(layers))].cores[0].new_zeros((), dtype=torch.float32)
-    for layer in layers.values():
-        counts: list[Tensor | int] = [1, *((gate.detach() != 0).sum() for gate in layer.effective_gates()), 1]
-        elements = torch.zeros_like(total)
-        alive = torch.ones_like(total)
-        for k, mode in enumerate(layer.shape.modes):
-            elements = elements + counts[k] * mode * counts[k + 1]
-            alive = alive * (torch.as_tensor(counts[k]) > 0)
-        total = total + elements * alive
+    live = torch.cat([gate.detach() != 0 for layer in layers.values() for gate in layer.effective_gates()]).float()
+    bonds = _Bonds.of(layers.values(), live)
+    elements = bonds.elements(live)
+    dead = elements.new_zeros(len(layers)).index_add(0, bonds.layer_of_core, (elements == 0).float())
+    total: Tensor = (elements * (dead == 0)[bonds.layer_of_core]).sum()
     return total
 
 
@@ -117,12 +159,13 @@ def size_surrogate(model: nn.Module) -> Tensor:
     for dead entries too, which keeps those small; thresholded ones do not. Raises ValueError without gates.
     """
     layers = gated_layers(model)
-    terms: list[Tensor] = []
-    for layer in layers.values():
-        gates = layer.effective_gates() if layer.gate_kind == "threshold" else list(layer.gates)
-        norms: list[Tensor | float] = [1.0, *(gate.abs().sum() for gate in gates), 1.0]
-        terms += [torch.as_tensor(norms[k] * mode * norms[k + 1]) for k, mode in enumerate(layer.shape.modes)]
-    share: Tensor = torch.stack(terms).sum() / dense_elements(layers)
+    gates = [
+        gate
+        for layer in layers.values()
+        for gate in (layer.effective_gates() if layer.gate_kind == "threshold" else layer.gates)
+    ]
+    flat = torch.cat(gates).abs()
+    share: Tensor = _Bonds.of(layers.values(), flat).elements(flat).sum() / dense_elements(layers)
     return share
 
 
