@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported anywhere: two OpenMP pools on two cores slow small models four times.
+# Before torch is imported anywhere: threads that wait for a core that something else uses stall every small step.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest

@@ -25,13 +25,13 @@ from torch.nn import functional
 from comera_lab.cores import chain, chain_tree, cores_to_matrix
 from comera_lab.shapes import ShapeError, TTShape, positive_int
 
-# What one more torch call and one more byte cost, in FLOPs, on 2 CPU cores: about 4 us and 0.1 ns against
-# 50 GFLOP/s. Only ratios matter; `comera-lab bench --suite cpu` checks the choice at 1 and 8 rows.
+# What one more torch call and one more byte weigh, in FLOPs: rough estimates, of which only the ratios matter.
+# `comera-lab bench --suite cpu` checks the choice they lead to at 1 and 8 rows.
 CALL_FLOPS = 200_000
 BYTE_FLOPS = 5
 ELEMENT_BYTES = 4
-# Thin products run fastest at widths that fill whole vector registers; 4,096 rows, 768 -> 3072, 2 CPU cores:
-# rank 30 padded to 32 takes 6 % more FLOPs and a fifth less time.
+# Widths of A and B are rounded up to this. On 2 CPU cores no gain was measured: at 4,096 rows, 768 -> 3072, the six
+# products took 12 to 13 ms at each of the widths 30, 31 and 32.
 RANK_MULTIPLE = 8
 # Below this many rows a call is dominated by its number of torch calls, and padding is two more.
 PADDED_ROWS = 256

@@ -36,7 +36,7 @@ class EarlyStage:
 
     `gamma` has the unit of the loss: the price of the whole dense size. A callable gets the number of calls so
     far. `beta` is no ornament: gates and cores count only as products, so without it cores grow while gates shrink
-    and few entries die (tests/test_objectives.py, G01: with both, the ranks of a teacher are found again). Gates
+    and few entries die (tests/test_objectives.py, G01: with both, ranks fall to about those of a teacher). Gates
     settle when their threshold is about ten steps of their learning rate. Raises ValueError for negative weights.
     """
 

@@ -1,9 +1,9 @@
 """Panels for notebooks: `import comera_lab.panels as lab; lab.StartPanel()`.
 
-Importing this caps torch at one thread on machines with two cores or fewer: small models train four times faster
-that way, and a core stays free for the page. It also lets the C library keep freed memory for the next tensor, where
-there is enough (`runtime.tune_cpu_allocator`; COMERA_LAB_ALLOCATOR=off leaves it alone). Nothing is trained,
-downloaded or printed.
+Importing this caps torch at one thread on machines with two cores or fewer: a core stays free for the page, and
+threads that wait for a busy core do not stall a step. It also lets the C library keep freed memory for the next
+tensor, where there is enough (`runtime.tune_cpu_allocator`; COMERA_LAB_ALLOCATOR=off leaves it alone). Nothing is
+trained, downloaded or printed.
 """
 
 from comera_lab.runtime import cores_allowed, limit_threads, require, tune_cpu_allocator
@@ -40,7 +40,7 @@ __all__ = [
     "lab_state",
 ]
 
-# 872 against 219 steps a second with 784-512-512-10 on two cores
+# Not for speed: 784-512-512-10 made 301 steps a second with one thread and 362 to 399 with two on quiet cores.
 limit_threads(1 if cores_allowed() <= 2 else None)
 tune_cpu_allocator()
 show_figures_on_pages()
