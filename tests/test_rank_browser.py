@@ -26,7 +26,8 @@ def test_a_learner_trains_cuts_and_returns_to_a_dot(tmp_path):
         lab.until("the costs of a step", lambda: "after the cut (measured here)" in lab.text(NUMBERS))
         lab.click(".t-panel-ranks .t-resume")
         lab.until("the end", lambda: "finished after 460 steps" in lab.text(STATUS), 60)
-        assert re.search(r"Target met: [\d,]+ of 3,956 core parameters", lab.text(".t-panel-ranks .t-verdict"))
+        met = re.compile(r"Target met: [\d,]+ of 3,956 core parameters")
+        lab.until("the verdict", lambda: met.search(lab.text(".t-panel-ranks .t-verdict")))
         lab.until("a dot", lambda: lab.traces(".t-pareto")[1]["x"])
 
         lab.type(".t-gamma-entry", "20")
@@ -36,6 +37,6 @@ def test_a_learner_trains_cuts_and_returns_to_a_dot(tmp_path):
         box = dot.bounding_box()
         lab.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         lab.until("the settings of the dot", lambda: lab.value(".t-gamma") == 150)
-        assert "run 1 loaded: target 0.3" in lab.text(".t-pareto-line")
+        lab.until("the line under the dots", lambda: "run 1 loaded: target 0.3" in lab.text(".t-pareto-line"))
         assert [text for text in lab.faults() if "No such comm" not in text] == []
 
