@@ -448,7 +448,7 @@ def test_process_rss_covers_torch_and_is_none_where_unknown(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"optimizer": "adam"}, r"optimizer must be one of sgd, momentum, adamw, adamw-8bit, got 'adam'"),
+        ({"optimizer": "adam"}, r"optimizer must be one of sgd, momentum, adamw, .*, got 'adam'"),
         ({"dtype": torch.int8}, r"dtype must be a float type, got torch\.int8"),
         ({"inputs": ()}, r"inputs must be a shape of ints, .* got \(\)"),
         ({"inputs": (2, 4.0)}, r"inputs must be a shape of ints, .* got \(2, 4\.0\)"),

@@ -14,7 +14,6 @@ as the batch, not as the data set.
 from comera_lab.memory.meter import Inputs, measure, predict, process_rss_bytes, tensor_bytes
 from comera_lab.memory.pools import (
     GAP_LIMIT,
-    OPTIMIZERS,
     POOLS,
     PRECISIONS,
     PREDICTED_ONLY,
@@ -26,23 +25,47 @@ from comera_lab.memory.pools import (
     mib,
     optimizer_label,
 )
+from comera_lab.memory.published import LLAMA, PUBLISHED, UNETS, PublishedSize, llama_shapes, unet_shapes
+from comera_lab.memory.states import (
+    OPTIMIZERS,
+    PROJECTED,
+    STATE_RULES,
+    LowRank,
+    StateBytes,
+    low_rank,
+    optimizer_bytes,
+    state_bytes,
+)
 
 __all__ = [
     "GAP_LIMIT",
+    "LLAMA",
     "OPTIMIZERS",
     "POOLS",
     "PRECISIONS",
     "PREDICTED_ONLY",
+    "PROJECTED",
+    "PUBLISHED",
+    "STATE_RULES",
+    "UNETS",
     "Inputs",
+    "LowRank",
     "Measured",
     "MemoryReport",
     "Pools",
     "Precision",
+    "PublishedSize",
+    "StateBytes",
     "format_bytes",
+    "llama_shapes",
+    "low_rank",
     "measure",
     "mib",
+    "optimizer_bytes",
     "optimizer_label",
     "predict",
     "process_rss_bytes",
+    "state_bytes",
     "tensor_bytes",
+    "unet_shapes",
 ]

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from comera_lab.memory.pools import OPTIMIZERS, Measured, Pools
+from comera_lab.memory.pools import Measured, Pools
+from comera_lab.memory.states import STATE_RULES, state_bytes
 
 Inputs = Sequence[int] | Tensor | Sequence[Tensor]
 
@@ -158,6 +159,8 @@ def predict(
     *,
     dtype: torch.dtype | None = None,
     master: bool = False,
+    rank: int | None = None,
+    rank_ratio: float | None = None,
     loss: Callable[[Any], Tensor] = _summed,
 ) -> Pools:
     """Predicted bytes of one training step, from shapes alone: the model is never allocated.
@@ -166,13 +169,14 @@ def predict(
     from a forward and backward pass of a meta copy under saved-tensor hooks.
 
     inputs     shape of one batch, or an example tensor (only its shape and dtype are read), or several
-    optimizer  one of `OPTIMIZERS`; "adamw-8bit" is arithmetic only (`PREDICTED_ONLY`)
+    optimizer  one of `STATE_RULES`; "adamw-8bit" is arithmetic only (`PREDICTED_ONLY`)
+    rank, rank_ratio  of the optimizers that project, see `low_rank`
     dtype      of weights, grads and activations; None keeps the model's own
     master     fp32 copy of the weights and fp32 moments, all in the optimizer pool; see `PRECISIONS`
     loss       output -> scalar, as in training; the default sums the output, which saves nothing more
     """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}. Pick one of them.")
+    if optimizer not in STATE_RULES:
+        raise ValueError(f"optimizer must be one of {', '.join(STATE_RULES)}, got {optimizer!r}. Pick one of them.")
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype must be a float type, got {dtype}. Training needs one: use torch.bfloat16.")
     twin = _meta_copy(model, dtype)
@@ -181,12 +185,14 @@ def predict(
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     trained = [parameter for parameter in twin.parameters() if parameter.grad is not None]
-    state_bytes = OPTIMIZERS[optimizer]
     return Pools(
         weights=tensor_bytes(_state_tensors(twin)),
         grads=sum(p.numel() * p.element_size() for p in trained),
         optimizer=sum(
-            4 * p.numel() + state_bytes(p.numel(), 4) if master else state_bytes(p.numel(), p.element_size())
+            4 * p.numel() * master
+            + state_bytes(
+                p.shape, optimizer, torch.float32 if master else p.dtype, rank=rank, rank_ratio=rank_ratio
+            ).total
             for p in trained
         ),
         activations=meter.peak_bytes,

@@ -1,8 +1,7 @@
-"""Bytes in words: the four pools, the optimizers' closed forms, and the report of predicted beside measured."""
+"""Bytes in words: the four pools, and the report of predicted beside measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -47,25 +46,6 @@ class Pools:
         return asdict(self)
 
 
-def _step_counter_bytes() -> int:
-    """torch.optim.AdamW keeps one float per parameter as its step: float64 only if that is the default dtype."""
-    return 8 if torch.get_default_dtype() == torch.float64 else 4
-
-
-def _quantized_adamw_bytes(numel: int, itemsize: int) -> int:
-    """One byte per element and one fp32 scale per block, for each of the two moments."""
-    if numel < QUANTIZED_MIN_ELEMENTS:
-        return 8 * numel + _step_counter_bytes()
-    return 2 * numel + 2 * 4 * -(-numel // QUANTIZED_BLOCK) + _step_counter_bytes()
-
-
-# name -> state bytes of one parameter from (elements, bytes per element)
-OPTIMIZERS: dict[str, Callable[[int, int], int]] = {
-    "sgd": lambda numel, itemsize: 0,
-    "momentum": lambda numel, itemsize: numel * itemsize,
-    "adamw": lambda numel, itemsize: 2 * numel * itemsize + _step_counter_bytes(),
-    "adamw-8bit": _quantized_adamw_bytes,
-}
 # No optimizer of this name can run here: its bytes are arithmetic and must be labelled so.
 PREDICTED_ONLY = frozenset({"adamw-8bit"})
 
