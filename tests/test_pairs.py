@@ -138,6 +138,13 @@ def test_dataset_trains_a_siamese_encoder(folder: Path) -> None:
     assert result.accuracy is not None
 
 
+def test_joined_sides_stand_in_one_row_for_a_cross_head() -> None:
+    data = pairs_from_texts("tiny", {"train": [("a", "b c", 1), ("a b c", "c", 0)], "dev": [("a", "b", 2)]})
+    a, b, c = (data.vocabulary.words.index(word) for word in "abc")
+    rows = data.dataset(tokens=3, joined=True).train_x
+    assert rows.tolist() == [[a, 2, b, c, 0, 0, 0], [a, b, c, 2, c, 0, 0]] and rows.dtype == torch.int32
+
+
 def test_empty_split_is_refused() -> None:
     with pytest.raises(ValueError, match="split 'dev' must hold"):
         pairs_from_texts("tiny", {"train": [("a", "b", 0)], "dev": []})
@@ -156,7 +163,9 @@ def test_mnli_format_is_read_and_pairs_without_a_label_are_left_out(tmp_path: Pa
         _write_mnli(tmp_path, split, labels)
     data = mnli_pairs(tmp_path)
     assert {split: pairs[:, 2].tolist() for split, pairs in data.splits.items()} == {
-        "train": [0, 1, 2], "dev": [2], "test": [0]
+        "train": [0, 1, 2],
+        "dev": [2],
+        "test": [0],
     }
     assert data.dataset("test").test_x.shape == (1, 2, 32)
 
@@ -189,8 +198,14 @@ def test_mnli_without_files_or_package_says_what_to_install(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    "line", ['{"premise": "a"}', "[1]", "{", '{"premise": "a", "hypothesis": "b", "label": 3}',
-             '{"premise": 1, "hypothesis": "b", "label": 0}']
+    "line",
+    [
+        '{"premise": "a"}',
+        "[1]",
+        "{",
+        '{"premise": "a", "hypothesis": "b", "label": 3}',
+        '{"premise": 1, "hypothesis": "b", "label": 0}',
+    ],
 )
 def test_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.jsonl"

@@ -93,8 +93,11 @@ class PairData:
         train_pairs: int | None = None,
         test_pairs: int | None = None,
         tokens: int = TOKENS,
+        joined: bool = False,
     ) -> Dataset:
         """x (pairs, 2, tokens) int32 ids for a siamese encoder; the test side is the split `held_out`.
+
+        `joined` gives x (pairs, 2 tokens + 1) for a cross head: premise, <sep>, hypothesis, <pad> to the end.
 
         `train_pairs` and `test_pairs` keep the first so many: pairs stand in an order that is as good as random.
         `tokens` cuts every side further. Choose configurations on "dev", quote "test".
@@ -102,9 +105,18 @@ class PairData:
         sides = {}
         for side, split, count in (("train", "train", train_pairs), ("test", held_out, test_pairs)):
             pairs = self.splits[split][:count]
-            sides[f"{side}_x"] = torch.from_numpy(self.texts[pairs[:, :2], :tokens])
+            ids = self.texts[pairs[:, :2], :tokens]
+            sides[f"{side}_x"] = torch.from_numpy(_joined(ids) if joined else ids)
             sides[f"{side}_y"] = torch.from_numpy(pairs[:, 2].astype(np.int64))
         return Dataset(f"{self.name}, {held_out}", **sides, classes=len(LABELS), note="token ids")
+
+
+def _joined(ids: _Ids) -> _Ids:
+    """(pairs, 2, tokens) -> (pairs, 2 tokens + 1): one row of both texts without the padding between them."""
+    whole = np.concatenate([ids[:, 0], np.full((len(ids), 1), SEPARATOR, dtype=np.int32), ids[:, 1]], axis=1)
+    order = np.argsort(whole == PAD, axis=1, kind="stable")
+    joined: _Ids = np.take_along_axis(whole, order, axis=1)
+    return joined
 
 
 def pairs_from_texts(name: str, splits: Mapping[str, Iterable[tuple[str, str, int]]]) -> PairData:

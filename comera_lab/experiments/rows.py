@@ -95,9 +95,11 @@ class RankRow:
 class RankResultRow:
     """How one model of a rank study ended, both denominators beside each other.
 
-    `total_ratio` is dense over compressed for the whole model, `tensorised_ratio` for the tensorised layers alone.
-    Step times are medians of the same batch through the model as it started and as it ended, taken in turn; peaks
-    are weights, gradients, optimizer state and saved activations of such a step.
+    `accuracy` and `loss_nats` are those of the dev side, on which settings were chosen; None for `test_accuracy`
+    where nothing was held out. `total_ratio` is dense over compressed for the whole model, `tensorised_ratio` for the
+    tensorised layers alone. Step times are medians of the same batch through the model as it started and as it ended,
+    taken in turn; a peak is the sum of its pools (weights, grads, optimizer, activations) in such a step. They were
+    measured by the code of `cost_commit`, which may be later than the training. `note` says what a number cannot mean.
     """
 
     model: str
@@ -106,6 +108,8 @@ class RankResultRow:
     steps: int
     accuracy: float
     loss_nats: float
+    test_accuracy: float | None
+    test_loss_nats: float | None
     total_mib: float
     tensorised_mib: float
     total_ratio: float
@@ -114,7 +118,11 @@ class RankResultRow:
     step_time_after_ms: float
     peak_before_mib: float
     peak_after_mib: float
+    pools_before_mib: dict[str, Any]
+    pools_after_mib: dict[str, Any]
+    cost_commit: str | None
     elapsed_s: float
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,56 +4,86 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
-from torch import nn
 
 from comera_lab.experiments.datasets import Dataset
 from comera_lab.experiments.pairs import PairData
+from comera_lab.experiments.rank_costs import TIMED_STEPS, cost_fields, step_costs
 from comera_lab.experiments.rank_training import RankConfig, RankTrainer
-from comera_lab.experiments.recorder import RankResultRow, Recorder
+from comera_lab.experiments.recorder import EvalRow, RankResultRow, Recorder
 from comera_lab.experiments.runs import TrainConfig
 from comera_lab.experiments.trainer import Trainer
 from comera_lab.layers import tt_layers
-from comera_lab.memory import measure, mib
+from comera_lab.memory import mib
 from comera_lab.models.encoder import EncoderConfig, PairEncoder
 from comera_lab.objectives import model_size
 
 Variant = tuple[str, float | None]
 # Name and target, a share of the cores at the start; "early" leaves the size to its price.
 VARIANTS: tuple[Variant, ...] = (
-    ("dense", None), ("fixed", None), ("early", None), ("late", 0.8), ("late", 0.5), ("late", 0.2)
+    ("dense", None),
+    ("fixed", None),
+    ("early", None),
+    ("late", 0.8),
+    ("late", 0.5),
+    ("late", 0.2),
 )
 _COMMAND = (
     'python -c "from comera_lab.experiments.pairs import load_wordnet_pairs as load; '
-    "from comera_lab.experiments.studies_ranks import rank_study; rank_study(PATH, load())\""
+    'from comera_lab.experiments.studies_ranks import {call}"'
 )
-_TIMED_STEPS = 20
+_WARM_SHARE = 0.05
+_RELEASED_NOTE = "a run of {steps} steps for sizes, step times and peaks: its accuracy means nothing"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankStudy:
-    """The settings that all models of a study share. Half of the steps are early, half late. At a rate of 3e-3 the
-    tensorised encoder is still at chance after 240 steps, at 1e-3 it is not.
+    """The settings that all models of a study share; dense and tensorised models have a rate each.
 
-    Prices: the tensorised layers of the small encoder start at a fifth of their dense size, and what the task has to
-    give in so few steps is about 0.2 nats. gamma 0.5 is 0.1 nats at the start (thins before the late stage), 2 is
-    0.4 (for an early stage alone); at 20 an early stage alone ends at ranks of 1 and at chance (0.337).
+    The rate rises over the first twentieth of the steps and falls linearly to 0 over the second half. With a target,
+    half of the steps are early, half late. `joined` arranges the pairs for a cross head.
     """
 
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig.small)
-    steps: int = 1000
-    batch_size: int = 64
+    steps: int = 3500
+    batch_size: int = 128
     tokens: int = 16
     dev_pairs: int = 4000
+    dense_rate: float = 1e-3
     rate: float = 1e-3
     gate_rate: float = 1e-2
     gamma: float = 0.5
     gamma_alone: float = 2.0
-    evaluate_every: int = 250
+    evaluate_every: int = 500
+    timed_steps: int = TIMED_STEPS
+    joined: bool = False
+    note: str = ""
+
+    @classmethod
+    def released(cls, steps: int = 60) -> RankStudy:
+        """The published 768 configuration for a few steps: what it weighs and costs, not what it learns."""
+        encoder = dataclasses.replace(EncoderConfig.released(), separator_id=EncoderConfig.small().separator_id)
+        return cls(
+            encoder=encoder,
+            steps=steps,
+            batch_size=8,
+            tokens=63,
+            dev_pairs=64,
+            gate_rate=2e-2,
+            evaluate_every=0,
+            joined=True,
+            note=_RELEASED_NOTE.format(steps=steps),
+        )
+
+    def dataset(self, pairs: PairData, held_out: str = "dev") -> Dataset:
+        """`pairs` as this study reads them: `dev_pairs` of the dev side, all of the test side."""
+        count = self.dev_pairs if held_out == "dev" else None
+        return pairs.dataset(held_out, test_pairs=count, tokens=self.tokens, joined=self.joined)
 
 
 def rank_study(
@@ -62,62 +92,121 @@ def rank_study(
     *,
     study: RankStudy | None = None,
     variants: Iterable[Variant] = VARIANTS,
-    seeds: Iterable[int] = (0,),
+    seeds: Iterable[int] = (0, 1, 2),
 ) -> list[RankResultRow]:
     """Train every variant on `pairs` with one thread; append run, evaluation, rank and result rows to `out_path`.
 
-    An interrupted study leaves the variants that are done. The accuracy of a result is that of the
-    first `dev_pairs` of the "dev" split after the last step. Nothing is chosen on them: all variants share `study`.
+    An interrupted study leaves the variants that are done. Curves and `accuracy` are those of the first `dev_pairs`
+    of "dev"; the whole of "test" is read once, after the last step.
     """
     study = RankStudy() if study is None else study
-    data = pairs.dataset(test_pairs=study.dev_pairs, tokens=study.tokens)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return [_recorded(out_path, pairs, data, study, variant, seed) for seed in seeds for variant in variants]
-    finally:
-        torch.set_num_threads(threads)
+    with _one_thread():
+        return [_recorded(out_path, pairs, study, variant, seed) for seed in seeds for variant in variants]
 
 
-def _recorded(
-    out_path: str | Path, pairs: PairData, data: Dataset, study: RankStudy, variant: Variant, seed: int
-) -> RankResultRow:
+def rate_grid(
+    out_path: str | Path,
+    pairs: PairData,
+    rates: Mapping[str, Iterable[float]],
+    *,
+    study: RankStudy | None = None,
+    steps: int = 800,
+    seed: int = 100,
+) -> dict[tuple[str, float], EvalRow]:
+    """The choice before a study: a shorter run of "dense" and "fixed" at each of its `rates`, judged on dev alone.
+
+    The seed is none of the study's. Appends a run row and an evaluation for each to `out_path`.
+    """
+    study = dataclasses.replace(RankStudy() if study is None else study, steps=steps, evaluate_every=0)
+    data = study.dataset(pairs)
+    found: dict[tuple[str, float], EvalRow] = {}
+    with _one_thread():
+        for name, some in rates.items():
+            for rate in some:
+                one = dataclasses.replace(study, dense_rate=rate, rate=rate)
+                model = _encoder(one, name, seed)
+                config = _fixed_config(one, name, seed)
+                about = _about(one, pairs, data, name, model.config, config)
+                command = _COMMAND.format(call="rate_grid; rate_grid(PATH, load(), RATES)")
+                with Recorder(out_path, about, command=command) as recorder:
+                    trainer = Trainer(model, data, config)
+                    train_with_schedule(trainer, one, recorder.add)
+                    found[name, rate] = trainer.evaluations[-1]
+    return found
+
+
+def _recorded(out_path: str | Path, pairs: PairData, study: RankStudy, variant: Variant, seed: int) -> RankResultRow:
     name, target = variant
-    encoder = dataclasses.replace(study.encoder, kind="dense" if name == "dense" else "tt")
-    model = PairEncoder(encoder, generator=torch.Generator().manual_seed(seed))
+    data = study.dataset(pairs)
+    model = _encoder(study, name, seed)
     config = _config(study, name, target, seed)
-    about = {
-        "variant": name, "encoder": dataclasses.asdict(encoder), "data": data.name, "data_digest": pairs.digest,
-        "tokens": study.tokens, "dev_pairs": study.dev_pairs, **dataclasses.asdict(config),
-    }
     before = copy.deepcopy(model)
-    with Recorder(out_path, about, command=_COMMAND) as recorder:
+    about = _about(study, pairs, data, name, model.config, config)
+    with Recorder(out_path, about, command=_COMMAND.format(call="rank_study; rank_study(PATH, load())")) as recorder:
         # Not handed to the trainer: a row for every step would make the file ten times as long.
         trainer = RankTrainer(model, data, config) if isinstance(config, RankConfig) else Trainer(model, data, config)
-        while not trainer.done:
-            trainer.step()
-            if trainer.evaluation_due:
-                recorder.add(trainer.evaluate())
+        train_with_schedule(trainer, study, recorder.add)
         if isinstance(trainer, RankTrainer):
             trainer.finish()
             for row in trainer.history:
                 recorder.add(row)
             for layer in tt_layers(before).values():
                 layer.add_gates()
-        result = _result(name, target, seed, trainer, before, model, data, study)
+        costs = cost_fields(*step_costs([before, model], data, study.batch_size, study.timed_steps))
+        last = trainer.evaluate()
+        test = None if study.note else Trainer(model, study.dataset(pairs, "test"), TrainConfig()).evaluate()
+        result = RankResultRow(
+            model=name,
+            target_ratio=target,
+            seed=seed,
+            steps=trainer.steps_done,
+            accuracy=last.accuracy,
+            loss_nats=last.loss_nats,
+            test_accuracy=None if test is None else test.accuracy,
+            test_loss_nats=None if test is None else test.loss_nats,
+            **_sizes(model),
+            **costs,
+            elapsed_s=trainer.elapsed_s,
+            note=study.note,
+        )
         recorder.add(result)
     return result
 
 
+def train_with_schedule(trainer: Trainer | RankTrainer, study: RankStudy, keep: Callable[[EvalRow], object]) -> None:
+    """All steps of `trainer` at the rates of `rate_share`; `keep` gets its evaluations."""
+    inner = trainer.trainer if isinstance(trainer, RankTrainer) else trainer
+    schedule = torch.optim.lr_scheduler.LambdaLR(inner.optimizer, lambda made: rate_share(made, study.steps))
+    while not trainer.done:
+        trainer.step()
+        schedule.step()
+        if trainer.evaluation_due:
+            keep(trainer.evaluate())
+
+
+def rate_share(made: int, steps: int) -> float:
+    """Share of the full rate after `made` of `steps` steps: up over the first twentieth, down over the second half."""
+    return min(1.0, (made + 1) / (_WARM_SHARE * steps), 2 * (1 - made / steps))
+
+
+def _encoder(study: RankStudy, name: str, seed: int) -> PairEncoder:
+    config = dataclasses.replace(study.encoder, kind="dense" if name == "dense" else "tt")
+    return PairEncoder(config, generator=torch.Generator().manual_seed(seed))
+
+
+def _fixed_config(study: RankStudy, name: str, seed: int) -> TrainConfig:
+    return TrainConfig(
+        steps=study.steps,
+        batch_size=study.batch_size,
+        learning_rate=study.dense_rate if name == "dense" else study.rate,
+        seed=seed,
+        evaluate_every=study.evaluate_every,
+    )
+
+
 def _config(study: RankStudy, name: str, target: float | None, seed: int) -> TrainConfig | RankConfig:
     if name in ("dense", "fixed"):
-        return TrainConfig(
-            steps=study.steps,
-            batch_size=study.batch_size,
-            learning_rate=study.rate,
-            seed=seed,
-            evaluate_every=study.evaluate_every,
-        )
+        return _fixed_config(study, name, seed)
     late = 0 if target is None else study.steps // 2
     return RankConfig(
         early_steps=study.steps - late,
@@ -129,52 +218,44 @@ def _config(study: RankStudy, name: str, target: float | None, seed: int) -> Tra
         batch_size=study.batch_size,
         seed=seed,
         evaluate_every=study.evaluate_every,
-        rank_rows_every=25,
+        rank_rows_every=max(1, study.steps // 40),
     )
 
 
-def _result(
-    name: str,
-    target: float | None,
-    seed: int,
-    trainer: Trainer | RankTrainer,
-    before: nn.Module,
-    after: PairEncoder,
-    data: Dataset,
-    study: RankStudy,
-) -> RankResultRow:
-    last = trainer.evaluate()
-    size = model_size(after)
+def _about(
+    study: RankStudy, pairs: PairData, data: Dataset, name: str, encoder: EncoderConfig, config: object
+) -> dict[str, Any]:
+    assert dataclasses.is_dataclass(config) and not isinstance(config, type)
+    return {
+        "variant": name,
+        "encoder": dataclasses.asdict(encoder),
+        "data": data.name,
+        "data_digest": pairs.digest,
+        "tokens": study.tokens,
+        "dev_pairs": study.dev_pairs,
+        "schedule": "rises over the first twentieth, falls to 0 over the second half",
+        **dataclasses.asdict(config),
+    }
+
+
+def _sizes(model: PairEncoder) -> dict[str, Any]:
+    size = model_size(model)
     with torch.device("meta"):
-        twin = model_size(PairEncoder(dataclasses.replace(after.config, kind="tt")))
+        twin = model_size(PairEncoder(dataclasses.replace(model.config, kind="tt")))
     tensorised_bytes = size.core_bytes or 4 * twin.tensorised_dense
-    times, peaks = _steps_of([before, after], data, study)
-    return RankResultRow(
-        model=name,
-        target_ratio=target,
-        seed=seed,
-        steps=trainer.steps_done,
-        accuracy=last.accuracy,
-        loss_nats=last.loss_nats,
-        total_mib=mib(size.total_bytes),
-        tensorised_mib=mib(tensorised_bytes),
-        total_ratio=twin.dense_twin / size.total,
-        tensorised_ratio=4 * twin.tensorised_dense / tensorised_bytes,
-        step_time_before_ms=times[0],
-        step_time_after_ms=times[1],
-        peak_before_mib=peaks[0],
-        peak_after_mib=peaks[1],
-        elapsed_s=trainer.elapsed_s,
-    )
+    return {
+        "total_mib": mib(size.total_bytes),
+        "tensorised_mib": mib(tensorised_bytes),
+        "total_ratio": twin.dense_twin / size.total,
+        "tensorised_ratio": 4 * twin.tensorised_dense / tensorised_bytes,
+    }
 
 
-def _steps_of(models: list[nn.Module], data: Dataset, study: RankStudy) -> tuple[list[float], list[float]]:
-    """Median step time (ms) and peak (MiB) of each model, in turn, so that a busy minute meets all of them."""
-    config = TrainConfig(steps=_TIMED_STEPS + 2, batch_size=study.batch_size, learning_rate=1e-9)
-    trainers = [Trainer(model, data, config) for model in models]
-    times: list[list[float]] = [[] for _ in models]
-    for _ in range(_TIMED_STEPS + 1):
-        for taken, trainer in zip(times, trainers, strict=True):
-            taken.append(trainer.step().step_time_ms)
-    pools = [measure(trainer.step, trainer.model, trainer.optimizer).pools for trainer in trainers]
-    return [median(taken[1:]) for taken in times], [mib(pool.total) for pool in pools]
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
