@@ -458,7 +458,7 @@ def test_broken_triton_is_a_status_with_its_reason(tmp_path: Path, monkeypatch: 
         ("1", "InterpretedFunction", "interpreter", "TRITON_INTERPRET=1"),
         ("1", "JITFunction", "broken", "set after triton was imported"),
         ("0", "InterpretedFunction", "broken", "taken back after triton was imported"),
-        ("0", "JITFunction", "interpreter", "no GPU"),
+        ("0", "JITFunction", "no-gpu", "no GPU"),
     ],
 )
 def test_H01_triton_without_gpu(

@@ -26,7 +26,7 @@ COMFORTABLE_BYTES = 2 * 2**30
 class TritonStatus(NamedTuple):
     """compile: kernels run on the GPU here; interpreter: step by step on the CPU; else why not."""
 
-    kind: Literal["compile", "interpreter", "absent", "broken"]
+    kind: Literal["compile", "interpreter", "no-gpu", "absent", "broken"]
     reason: str
 
 
@@ -54,7 +54,7 @@ def triton_status() -> TritonStatus:
         )
     if not torch.cuda.is_available():
         return TritonStatus(
-            "interpreter",
+            "no-gpu",
             "no GPU for compiled kernels; set TRITON_INTERPRET=1 before the first import to step through them",
         )
     try:
