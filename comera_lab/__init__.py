@@ -5,7 +5,7 @@
 
 from comera_lab.contraction import ContractionPlan, apply_cores, lookup_rows, naive_apply_cores, naive_lookup_rows, plan
 from comera_lab.cores import from_tensorly, init_cores, round_cores, to_dense, to_tensorly, tt_svd
-from comera_lab.layers import TTEmbedding, TTLinear, compact, tensorize, tt_layers
+from comera_lab.layers import TTEmbedding, TTEmbeddingBag, TTLinear, compact, tensorize, tt_layers
 from comera_lab.objectives import EarlyStage, LateStage, ModelSize, linear_ramp, meet_target, model_size, size_surrogate
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, max_ranks, ranks_for_budget, split_features
 
@@ -18,6 +18,7 @@ __all__ = [
     "ModelSize",
     "ShapeError",
     "TTEmbedding",
+    "TTEmbeddingBag",
     "TTLinear",
     "TTMShape",
     "TTShape",

@@ -268,6 +268,31 @@ class TTMShape:
         set_field(self, "columns", _features(self.columns or None, self.column_modes, "columns"))
         set_field(self, "ranks", clip_ranks(self.ranks, self.modes))
 
+    @classmethod
+    def for_table(
+        cls,
+        rows: int,
+        columns: int,
+        rank: int | Sequence[int] | None = None,
+        order: int = 3,
+        row_modes: Sequence[int] | None = None,
+        column_modes: Sequence[int] | None = None,
+        params: int | None = None,
+    ) -> TTMShape:
+        """Shape for a dense table's sizes, by `rank` or by at most `params` core elements.
+
+        `order` modes a side unless modes are given, whose products may exceed the sizes. Row modes fall and
+        column modes rise, so that the products v_k h_k come out even.
+        """
+        v = tuple(row_modes) if row_modes is not None else split_features(rows, order)
+        h = tuple(column_modes) if column_modes is not None else split_features(columns, len(v))[::-1]
+        shape = cls(v, h, (1,) * (len(v) + 1), positive_int(rows, "rows"), positive_int(columns, "columns"))
+        if rank is not None and params is None:
+            return shape.with_ranks(rank)
+        if params is not None and rank is None:
+            return shape.with_ranks(ranks_for_budget(shape.modes, params))
+        raise ShapeError(f"give exactly one of rank and params, got rank={rank}, params={params}. Try rank=16.")
+
     @property
     def modes(self) -> tuple[int, ...]:
         """Products v_k h_k: the modes of the TT whose cores are the flattened TTM cores."""
@@ -289,6 +314,11 @@ class TTMShape:
     @property
     def compression(self) -> float:
         return self.dense_params / self.params
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Rows and columns that exist only as padding."""
+        return math.prod(self.row_modes) - self.rows, math.prod(self.column_modes) - self.columns
 
     def with_ranks(self, ranks: int | Sequence[int]) -> TTMShape:
         return TTMShape(self.row_modes, self.column_modes, clip_ranks(ranks, self.modes), self.rows, self.columns)

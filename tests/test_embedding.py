@@ -152,7 +152,7 @@ def test_bad_construction_is_refused():
         TTEmbedding(12, 8, 2, padding_idx=12)
     with pytest.raises(ShapeError, match="rows must be an integer of at least 1, got -3"):
         TTEmbedding(-3, 8, 2, row_modes=(2, 2), column_modes=(2, 4))
-    with pytest.raises(ValueError, match="exactly one of rank and error, got rank=None, error=None"):
+    with pytest.raises(ValueError, match="exactly one of rank, error and params, got rank=None, error=None, params=None"):
         TTEmbedding.from_embedding(nn.Embedding(12, 8))
 
 

@@ -9,13 +9,15 @@ from comera_lab.contraction.linear import (
     naive_apply_cores,
     plan,
 )
-from comera_lab.contraction.lookup import lookup_rows, naive_lookup_rows
+from comera_lab.contraction.lookup import DifferentRows, different_rows, lookup_rows, naive_lookup_rows
 
 __all__ = [
     "ContractionPlan",
+    "DifferentRows",
     "Order",
     "apply_cores",
     "apply_cores_together",
+    "different_rows",
     "half_chain_cuts",
     "lookup_rows",
     "naive_apply_cores",

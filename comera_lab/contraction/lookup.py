@@ -3,13 +3,15 @@
 The train is cut in the middle: a row id splits into (a, b) = divmod(id, rows of the right half), and
 row(id) = A[a] B[b] with A (columns_left, r) and B (r, columns_right). Two levels of repetition are removed:
 each different id is computed once, and each different a and b is contracted once for all ids that share it.
-Memory grows with the number of different ids, never with the table.
+Memory grows with the number of different ids, never with the table: the pairs A[a], B[b] are gathered block by
+block, and gathered again in the backward pass instead of being kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +23,16 @@ from comera_lab.shapes import TTMShape
 # A half-table that holds at most this many times the wanted rows is built whole: one chain of products and an
 # index are faster than gathering a stack of core slices.
 WHOLE_HALF = 4
+# Gathered elements of one block of `pair_rows`: 2 MiB in float32 stay in a core's cache.
+BLOCK_ELEMENTS = 2**19
+
+
+class DifferentRows(NamedTuple):
+    """`rows` (different, columns) of the different `ids` in ascending order; ids[place] is what was asked for."""
+
+    rows: Tensor
+    ids: Tensor
+    place: Tensor
 
 
 def naive_lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:
@@ -29,39 +41,101 @@ def naive_lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> 
 
 
 def lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:
-    """ids (...) int32 or int64 -> (..., columns). Gradients of repeated ids are summed in a fixed order on CPU.
+    """ids (...) int32 or int64 -> (..., columns). Gradients of repeated ids are summed in a fixed order.
 
-    Raises TypeError for other ids, IndexError for an id outside [0, rows), before anything is computed.
+    The dtype is that of the cores, under autocast too, as nn.Embedding's. Raises as `different_rows`.
+    """
+    found = different_rows(ids, cores, shape)
+    return _take(found.rows, found.place.flatten()).reshape(*ids.shape, shape.columns)
+
+
+def different_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> DifferentRows:
+    """Each different id of `ids` (...) once; without ids one row of zeros, so that gradients exist.
+
+    Raises TypeError for ids that are not int32 or int64, IndexError for an id outside [0, rows), before anything
+    is computed.
     """
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids must be int32 or int64, got {ids.dtype}. Convert them with ids.long().")
     if ids.numel() == 0:
-        return cores[0].new_zeros(*ids.shape, shape.columns) + 0 * sum(core.sum() for core in cores)
-    low, high = (int(value) for value in torch.aminmax(ids))
+        nothing = cores[0].new_zeros(1, shape.columns) + 0 * sum(core.sum() for core in cores)
+        return DifferentRows(nothing, ids.new_zeros(1), ids)
+    different, place = torch.unique(ids, return_inverse=True)
+    low, high = torch.stack([different[0], different[-1]]).tolist()
     if low < 0 or high >= shape.rows:
         raise IndexError(
             f"ids must lie in [0, {shape.rows}), got {low if low < 0 else high}. Check the vocabulary size."
         )
-    different, place = torch.unique(ids, return_inverse=True)
+    with torch.autocast(different.device.type, enabled=False):
+        return DifferentRows(_rows(different, cores, shape)[:, : shape.columns], different, place)
+
+
+def _rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:
+    """Rows of ascending, different ids (u,) -> (u, padded columns)."""
     middle = len(cores) // 2
     if middle == 0:
-        rows = _half_rows(different, cores, shape.row_modes).reshape(len(different), -1)
-        return functional.embedding(place, rows[:, : shape.columns])
+        table, place = _half_table(ids, cores, shape.row_modes)
+        return _take(table.flatten(1), place)
     right_rows = math.prod(shape.row_modes[middle:])
-    left = _half_rows(different // right_rows, cores[:middle], shape.row_modes[:middle])  # (u, columns_left, r)
-    right = _half_rows(different % right_rows, cores[middle:], shape.row_modes[middle:])  # (u, r columns_right)
-    rows = torch.bmm(left, right.reshape(len(different), left.shape[2], -1)).reshape(len(different), -1)
-    return functional.embedding(place, rows[:, : shape.columns])
+    left, a = _half_table(ids // right_rows, cores[:middle], shape.row_modes[:middle])
+    right, b = _half_table(ids % right_rows, cores[middle:], shape.row_modes[middle:])
+    return pair_rows(left, right.reshape(len(right), left.shape[2], -1), a, b)
 
 
-def _half_rows(indices: Tensor, cores: Sequence[Tensor], row_modes: Sequence[int]) -> Tensor:
-    """Rows of one half-table: (u,) indices -> (u, r_first columns, r_last), each different index contracted once."""
+def pair_rows(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """left (A, columns_left, r)[a] times right (B, r, columns_right)[b] -> (u, columns_left columns_right)."""
+    rows: Tensor = _PairRows.apply(left, right, a, b)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _PairRows(torch.autograd.Function):
+    """Blocks of rows: gather both halves, multiply, let the gathered go."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right, a, b)
+        out = left.new_empty(len(a), left.shape[1], right.shape[2])
+        for block in _blocks(left, right, len(a)):
+            torch.bmm(left.index_select(0, a[block]), right.index_select(0, b[block]), out=out[block])
+        return out.flatten(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        left, right, a, b = ctx.saved_tensors
+        grad = grad.reshape(len(a), left.shape[1], right.shape[2])
+        grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right)
+        for block in _blocks(left, right, len(a)):
+            mine, i, j = grad[block], a[block], b[block]
+            _add_rows(grad_left, i, torch.bmm(mine, right.index_select(0, j).transpose(1, 2)))
+            _add_rows(grad_right, j, torch.bmm(left.index_select(0, i).transpose(1, 2), mine))
+        return grad_left, grad_right, None, None
+
+
+def _add_rows(total: Tensor, at: Tensor, rows: Tensor) -> None:
+    """total[at] += rows, repeats summed in a fixed order: on a GPU index_add_ is not, the sorting index_put_ is."""
+    if total.device.type == "cpu":
+        total.index_add_(0, at, rows)
+    else:
+        total.index_put_((at,), rows, accumulate=True)
+
+
+def _take(table: Tensor, at: Tensor) -> Tensor:
+    """table (rows, columns)[at], with the same promise for the gradient."""
+    return table.index_select(0, at) if table.device.type == "cpu" else functional.embedding(at, table)
+
+
+def _blocks(left: Tensor, right: Tensor, rows: int) -> list[slice]:
+    size = max(1, BLOCK_ELEMENTS // (left[0].numel() + right[0].numel()))
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _half_table(indices: Tensor, cores: Sequence[Tensor], row_modes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """A table (rows, r_first columns, r_last) of one half with each wanted row once, and the places of `indices`."""
     wanted, place = torch.unique(indices, return_inverse=True)
     if math.prod(row_modes) <= WHOLE_HALF * len(wanted):
-        table, place = _whole_half(cores), indices
-    else:
-        table = _some_half(wanted, cores, row_modes)
-    return table.index_select(0, place)
+        return _whole_half(cores), indices
+    return _some_half(wanted, cores, row_modes), place
 
 
 def _whole_half(cores: Sequence[Tensor]) -> Tensor:
@@ -79,7 +153,7 @@ def _some_half(wanted: Tensor, cores: Sequence[Tensor], row_modes: Sequence[int]
     state: Tensor | None = None  # (u, r_first columns.., r_k)
     for k, core in enumerate(cores):
         digit = wanted // math.prod(row_modes[k + 1 :]) % row_modes[k]
-        piece = core.transpose(0, 1).index_select(0, digit)  # (u, r_k-1, column, r_k)
+        piece = _take(core.transpose(0, 1).flatten(1), digit)  # (u, r_k-1 column r_k)
         if state is None:
             state = piece.reshape(len(wanted), -1, core.shape[3])
         else:

@@ -2,7 +2,7 @@
 
 from comera_lab.layers.base import GATE_THRESHOLD, GateKind, TTModule
 from comera_lab.layers.compact import CompactReport, compact, fold_gates
-from comera_lab.layers.embedding import TTEmbedding
+from comera_lab.layers.embedding import TTEmbedding, TTEmbeddingBag
 from comera_lab.layers.linear import TTLinear, forward_together
 from comera_lab.layers.tensorize import tensorize, tt_layers
 
@@ -11,6 +11,7 @@ __all__ = [
     "CompactReport",
     "GateKind",
     "TTEmbedding",
+    "TTEmbeddingBag",
     "TTLinear",
     "TTModule",
     "compact",
