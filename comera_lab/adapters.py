@@ -269,7 +269,8 @@ def _kaiming(weight: Tensor, rank: int, generator: torch.Generator | None) -> Te
 def _orthogonal(weight: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
     draw = torch.randn(weight.shape[1], rank, generator=generator, dtype=torch.float64)
     rows = torch.linalg.qr(draw).Q.T  # (rank, in)
-    return (rows * math.sqrt(weight.shape[1] / rank)).to(weight)
+    start: Tensor = rows * math.sqrt(weight.shape[1] / rank)
+    return start.to(weight)
 
 
 def _prune_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], keep: float) -> None:
