@@ -13,6 +13,7 @@ from tolerances import RELATIVE, relative_error
 
 from comera_lab.contraction import apply_cores, apply_cores_together, half_chain_cuts, naive_apply_cores, plan
 from comera_lab.contraction import linear as contraction
+from comera_lab.contraction import many_rows
 from comera_lab.cores import init_cores
 from comera_lab.shapes import ShapeError, TTShape
 
@@ -65,7 +66,7 @@ def test_every_order_equals_naive_with_gradients(order, rows):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rank", [1, 7, 8, 30])
-def test_padded_products_equal_naive_at_odd_sizes(bias, rank):
+def test_products_of_odd_sizes_equal_naive(bias, rank):
     shape = TTShape.for_features(97, 1009, rank)
     assert_equal_to_naive(shape, 333, bias=bias, cuts=half_chain_cuts(shape))
 
@@ -75,10 +76,12 @@ def test_padded_products_equal_naive_at_odd_sizes(bias, rank):
 def test_products_of_many_rows_equal_naive_and_their_mutants_do_not(rows, bias, monkeypatch):
     shape = TTShape.for_features(24, 36, 4)
     assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
-    right = contraction._over_rows
-    monkeypatch.setattr(contraction, "_over_rows", lambda left, other: right(left, other) * 1.01)
-    with pytest.raises(AssertionError):
-        assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
+    for name in ("_over_rows", "_by_rows"):
+        with monkeypatch.context() as patch:
+            right = getattr(many_rows, name)
+            patch.setattr(many_rows, name, lambda left, other, right=right: right(left, other) * 1.01)
+            with pytest.raises(AssertionError):
+                assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -93,7 +96,7 @@ def test_each_dtype_stays_within_its_tolerance_and_a_wrong_core_does_not(dtype, 
 
 
 @pytest.mark.parametrize("mutation", ["bias lost", "core scaled", "core transposed"])
-def test_mutants_of_the_padded_products_are_caught(mutation, monkeypatch):
+def test_mutants_of_the_half_chains_are_caught(mutation, monkeypatch):
     shape = TTShape((4, 4), (4, 4), (1, 4, 4, 4, 1))
     chain = contraction.chain
     broken = {
@@ -101,7 +104,8 @@ def test_mutants_of_the_padded_products_are_caught(mutation, monkeypatch):
         "core transposed": lambda cores: chain([c.transpose(0, 2) if len(c) == c.shape[2] else c for c in cores]),
     }
     if mutation == "bias lost":
-        monkeypatch.setattr(torch, "cat", lambda parts: torch.concat([*parts[:1], *(part * 0 for part in parts[1:])]))
+        cat = torch.concat
+        monkeypatch.setattr(torch, "cat", lambda parts, dim=0: cat([*parts[:1], *(p * 0 for p in parts[1:])], dim))
     else:
         monkeypatch.setattr(contraction, "chain", broken[mutation])
     with pytest.raises(AssertionError):
@@ -175,7 +179,7 @@ def test_maps_that_share_their_input_read_it_once():
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         apply_cores_together(x, [(cores, shape, bias)] * 3)
     products = counter.get_flop_counts()["Global"]
-    assert products[torch.ops.aten.addmm] == 2 * 600 * 64 * 24
+    assert products[torch.ops.aten.bmm] == 2 * 600 * 64 * 3 * (4 + 1)
 
 
 def test_H05_inputs_are_never_written():

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from comera_lab.contraction.many_rows import naive_products, products_of_many_rows
 from comera_lab.cores import chain, chain_tree, cores_to_matrix
 from comera_lab.shapes import ShapeError, TTShape, positive_int
 
@@ -30,13 +30,8 @@ from comera_lab.shapes import ShapeError, TTShape, positive_int
 CALL_FLOPS = 200_000
 BYTE_FLOPS = 5
 ELEMENT_BYTES = 4
-# Widths of A and B are rounded up to this. On 2 CPU cores no gain was measured: at 4,096 rows, 768 -> 3072, the six
-# products took 12 to 13 ms at each of the widths 30, 31 and 32.
-RANK_MULTIPLE = 8
-# Below this many rows a call is dominated by its number of torch calls, and padding is two more.
-PADDED_ROWS = 256
-# From here on the gradients of A and B are summed over this many blocks of rows.
-SPLIT_ROWS, ROW_BLOCKS = 1024, 8
+# Below this many rows a call is dominated by its number of torch calls, and `products_of_many_rows` makes more.
+MANY_ROWS = 256
 
 
 # One linear map of several that share their input: cores, shape, bias
@@ -186,7 +181,7 @@ def apply_cores(
         cuts = halves if tracing or rows == 0 else _planned_cuts(shape, rows)
     flat = x.reshape(-1, shape.in_features)
     if cuts == halves:
-        out = _half_chains(flat, cores, shape, bias, padded=tracing or rows >= PADDED_ROWS)
+        (out,) = _half_chains(flat, [(cores, shape, bias)])
     else:
         out = _in_order(flat, cores, shape, cuts)
         out = out if bias is None else out + bias.to(out.dtype)
@@ -203,12 +198,12 @@ def apply_cores_together(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
         _check_input(x, cores, shape)
     rows = x.numel() // x.shape[-1]
     together = torch.compiler.is_compiling() or (
-        rows >= PADDED_ROWS and all(_planned_cuts(shape, rows) == half_chain_cuts(shape) for _, shape, _ in maps)
+        rows >= MANY_ROWS and all(_planned_cuts(shape, rows) == half_chain_cuts(shape) for _, shape, _ in maps)
     )
     if not together:
         return [apply_cores(x, *each) for each in maps]
     flat = x.reshape(-1, x.shape[-1])
-    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in _padded_half_chains(flat, maps)]
+    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in _half_chains(flat, maps)]
 
 
 def _planned_cuts(shape: TTShape, rows: int) -> tuple[int, ...]:
@@ -261,78 +256,8 @@ def _halves(cores: Sequence[Tensor], shape: TTShape) -> tuple[Tensor, Tensor]:
     return left, chain(cores[shape.split :]).reshape(shape.middle_rank, -1)[:, : shape.out_features]
 
 
-def _half_chains(x: Tensor, cores: Sequence[Tensor], shape: TTShape, bias: Tensor | None, padded: bool) -> Tensor:
-    """x (rows, in) -> (rows, out) = (x A) B + bias, six thin products forward and backward together."""
-    if padded:
-        return _padded_half_chains(x, [(cores, shape, bias)])[0]
-    left, right = _halves(cores, shape)
-    inner = x @ left
-    return inner @ right if bias is None else torch.addmm(bias, inner, right)
-
-
-def _padded_half_chains(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
-    """One (rows, out) per map of the same x (rows, in); x meets all A side by side in one product.
-
-    Each A and B is widened to a multiple of RANK_MULTIPLE. A bias rides along as one more row of B that meets a
-    column of ones in x A: no separate pass over y, and none over its gradient.
-    """
-    lefts, ones, rights = [], [], []
-    for cores, shape, bias in maps:
-        left, right = _halves(cores, shape)
-        rank = shape.middle_rank
-        width = rank + (bias is not None)
-        width += -width % RANK_MULTIPLE
-        # A is stored as its transpose: x A and the gradient s^T x of A then both read x row by row.
-        lefts.append(functional.pad(left.t(), (0, 0, 0, width - rank)))
-        one = left.new_zeros(width)
-        if bias is None:
-            right = functional.pad(right, (0, 0, 0, width - rank))
-        else:
-            one[rank] = 1
-            right = torch.cat([right, bias[None], right.new_zeros(width - rank - 1, shape.out_features)])
-        ones.append(one)
-        rights.append(right)
-    split = x.device.type == "cpu" and not torch.compiler.is_compiling() and not _in_autocast(x)
-    product = _product_of_many_rows if split and len(x) >= SPLIT_ROWS else _product
-    inner = product(x, torch.cat(lefts).t(), torch.cat(ones))  # (rows, sum of widths)
-    parts = torch.split(inner, [len(right) for right in rights], dim=1)
-    return [product(part, right, None) for part, right in zip(parts, rights, strict=True)]
-
-
-def _product(x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    return x @ weight if offset is None else torch.addmm(offset, x, weight)
-
-
-def _product_of_many_rows(x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    return _ManyRows.apply(x, weight, offset)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ManyRows(torch.autograd.Function):
-    """x (rows, k) weight (k, n) + offset (n,), rows many and k or n small; the offset gets no gradient.
-
-    The gradient of the weight is a short and wide product over all rows. BLAS runs it a quarter faster as a batch
-    of row blocks that are summed: 4,096 rows, 32 x 3072, 2 CPU cores, 3.98 -> 3.06 ms. Saved: x, weight.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, offset)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        want_x, want_weight, _ = ctx.needs_input_grad
-        grad_weight = None
-        if want_weight:
-            # In the layout of the weight, so that no copy follows.
-            flipped = weight.stride(0) == 1
-            grad_weight = _over_rows(grad, x).t() if flipped else _over_rows(x, grad)
-        return grad @ weight.t() if want_x else None, grad_weight, None
-
-
-def _over_rows(left: Tensor, right: Tensor) -> Tensor:
-    """left (rows, k), right (rows, n) -> left^T right (k, n), as a sum over blocks of rows."""
-    blocks = ROW_BLOCKS if len(left) % ROW_BLOCKS == 0 else 1
-    stacks = [tensor.reshape(blocks, -1, tensor.shape[1]) for tensor in (left, right)]
-    return torch.bmm(stacks[0].transpose(1, 2), stacks[1]).sum(0)
+def _half_chains(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
+    """x (rows, in) -> (x A) B + bias (rows, out) of each map."""
+    halves = [(*_halves(cores, shape), bias) for cores, shape, bias in maps]
+    fast = x.device.type == "cpu" and not torch.compiler.is_compiling() and not _in_autocast(x)
+    return products_of_many_rows(x, halves) if fast and len(x) >= MANY_ROWS else naive_products(x, halves)
