@@ -23,6 +23,8 @@ import torch
 from comera_lab.experiments.provenance import commit, date, device_name, driver, launch_command, triton_version
 from comera_lab.experiments.rows import (
     BenchRow,
+    DiffusionResultRow,
+    DiffusionRow,
     EvalRow,
     RankResultRow,
     RankRow,
@@ -38,6 +40,8 @@ from comera_lab.experiments.rows import (
 
 __all__ = [
     "BenchRow",
+    "DiffusionResultRow",
+    "DiffusionRow",
     "EvalRow",
     "RankResultRow",
     "RankRow",
@@ -209,7 +213,8 @@ def _without_void_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             # the run that was resumed stands before the one that this row belongs to
             first, last = (starts[-2], starts[-1]) if len(starts) > 1 else (0, 0)
             again = [
-                i for i in range(first, last)
+                i
+                for i in range(first, last)
                 if kept[i]["kind"] in ("step", "eval", "rank") and kept[i]["step"] > row["step"]
             ]
             for i in reversed(again):

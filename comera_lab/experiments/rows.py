@@ -126,6 +126,43 @@ class RankResultRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiffusionRow:
+    """A diffusion model after `step` steps: mean squared error of the noise on the test side, where 1 is knowing
+    nothing, and the Frechet distance of `samples` images from the training images; `elapsed_s` is training time."""
+
+    step: int
+    test_loss_mse: float
+    frechet: float
+    samples: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionResultRow:
+    """How one training of a diffusion study ended. `optimizer_bytes` are those of its state tensors after the run.
+
+    `loss_mse` is the mean of the last 50 steps. `frechet_real` and `frechet_noise` are the distances of held-out real
+    images and of noise. Times are medians over the steps: the whole one, and the update alone.
+    """
+
+    optimizer: str
+    rank_ratio: float | None
+    learning_rate: float
+    seed: int
+    steps: int
+    parameters: int
+    loss_mse: float
+    test_loss_mse: float
+    frechet: float
+    frechet_real: float
+    frechet_noise: float
+    optimizer_bytes: int
+    step_time_ms: float
+    update_time_ms: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
 
@@ -145,7 +182,18 @@ class BenchRow:
     note: str = ""
 
 
-Row = RunInfo | StepRow | EvalRow | ResumeRow | ResultRow | RankRow | RankResultRow | BenchRow
+Row = (
+    RunInfo
+    | StepRow
+    | EvalRow
+    | ResumeRow
+    | ResultRow
+    | RankRow
+    | RankResultRow
+    | DiffusionRow
+    | DiffusionResultRow
+    | BenchRow
+)
 
 _KINDS: dict[str, type[Row]] = {
     "run": RunInfo,
@@ -155,6 +203,8 @@ _KINDS: dict[str, type[Row]] = {
     "result": ResultRow,
     "rank": RankRow,
     "rank_result": RankResultRow,
+    "diffusion": DiffusionRow,
+    "diffusion_result": DiffusionResultRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
