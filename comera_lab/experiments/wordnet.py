@@ -43,6 +43,10 @@ class Edge:
     parent: str
 
 
+# Edges are permuted inside their group, and only to partners that fit.
+Rule = tuple[Callable[[Edge], str], Callable[[Edge, Edge], bool]]
+
+
 def read_synsets(folder: Path) -> dict[str, Synset]:
     """The nouns and verbs of the WordNet files in `folder` by key, in file order.
 
@@ -96,8 +100,12 @@ def ancestors(synsets: Mapping[str, Synset]) -> dict[str, frozenset[str]]:
 
 def split_of(key: str) -> str:
     """The split of a premise synset, by the sha1 of its key: the same on every machine."""
-    part = int.from_bytes(_sha1(key), "big") % _SPLIT_PARTS
-    return {0: "dev", 1: "test"}.get(part, "train")
+    return {0: "dev", 1: "test"}.get(sha1_part(key, _SPLIT_PARTS), "train")
+
+
+def sha1_part(key: str, parts: int) -> int:
+    """Which of `parts` equally likely parts a key belongs to, on every machine and in every process."""
+    return int.from_bytes(_sha1(key), "big") % parts
 
 
 def labelled_pairs(synsets: Mapping[str, Synset]) -> dict[str, list[tuple[str, str, int]]]:
@@ -124,17 +132,27 @@ def _classes(
     def elsewhere(edge: Edge, other: Edge) -> bool:
         return synsets[edge.child].file != synsets[other.parent].file and unrelated(edge, other)
 
+    return balanced_classes(
+        edges, (lambda edge: str(synsets[edge.child].file), unrelated), (lambda edge: edge.child[0], elsewhere)
+    )
+
+
+def balanced_classes(edges: list[Edge], near: Rule, far: Rule) -> list[tuple[str, str, int]]:
+    """(child, parent, label): the edges as class 0, their parents permuted by the rules `near` and `far` as 1 and 2.
+
+    Every child and every parent stands equally often in each class. Edges that find no partner are left out.
+    """
     kept = edges
     while True:
-        near, lost = _permuted(kept, lambda edge: str(synsets[edge.child].file), unrelated, "neutral")
-        far, lost_far = _permuted(kept, lambda edge: edge.child[0], elsewhere, "contradiction")
+        one, lost = _permuted(kept, *near, "neutral")
+        other, lost_far = _permuted(kept, *far, "contradiction")
         lost |= lost_far
         if not lost:
             break
         kept = [edge for edge in kept if edge not in lost]
     pairs = [(edge.child, edge.parent, 0) for edge in kept]
-    pairs += [(edge.child, other.parent, 1) for edge, other in near]
-    pairs += [(edge.child, other.parent, 2) for edge, other in far]
+    pairs += [(edge.child, partner.parent, 1) for edge, partner in one]
+    pairs += [(edge.child, partner.parent, 2) for edge, partner in other]
     return sorted(pairs, key=lambda pair: _sha1(" ".join(map(str, pair))))
 
 
