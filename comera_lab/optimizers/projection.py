@@ -111,7 +111,7 @@ def sketch_basis(gradient: Tensor, rank: int, generator: torch.Generator | None 
         for _ in range(_SKETCH_ITERATIONS):
             start = refresh_basis(wide, start)
     inside = _unit_energy(wide) @ start  # (rows, width)
-    turn = _eigenvectors(inside.mT @ inside)[..., :rank]  # (width, rank)
+    turn = leading_eigenvectors(inside.mT @ inside, rank)  # (width, rank)
     return orthonormalize(start @ turn).to(gradient.dtype)
 
 
@@ -256,14 +256,17 @@ def orthonormalize(columns: Tensor) -> Tensor:
     return made * signs.unsqueeze(-2)
 
 
-def _eigenvectors(symmetric: Tensor) -> Tensor:
-    """Eigenvectors as columns, largest eigenvalue first; repeated in float64 where the driver does not converge."""
+def leading_eigenvectors(symmetric: Tensor, rank: int) -> Tensor:
+    """The `rank` eigenvectors of the largest eigenvalues, as columns, largest first: (.., n, n) -> (.., n, rank).
+
+    Repeated in float64 on the CPU, with one warning, where the driver does not converge.
+    """
     try:
         vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
     except _NotConverged:
         warnings.warn("an eigendecomposition did not converge and was repeated in float64", RuntimeWarning, 2)
-        vectors = torch.linalg.eigh(symmetric.double()).eigenvectors.to(symmetric.dtype)
-    return vectors.flip(-1)
+        vectors = torch.linalg.eigh(symmetric.double().cpu()).eigenvectors.to(symmetric)
+    return vectors.flip(-1)[..., :rank]
 
 
 def _unit_energy(gradient: Tensor) -> Tensor:
@@ -293,8 +296,7 @@ def _check_rank(gradient: Tensor, rank: int) -> None:
 
 
 def _check_basis(gradient: Tensor, basis: Tensor) -> None:
-    _check_rank(gradient, basis.shape[-1])
-    if basis.shape[-2] != gradient.shape[-1]:
+    if gradient.ndim < 2 or basis.ndim < 2 or basis.shape[-2] != gradient.shape[-1]:
         raise ShapeError(
             f"basis must be (cols, rank) with cols = {gradient.shape[-1]} of the gradient, got {tuple(basis.shape)}. "
             "Transpose the gradient first: oriented(gradient)."

@@ -79,19 +79,28 @@ def read_moment(state: dict[str, Any], name: str, shape: tuple[int, ...] | torch
     return dequantize_blockwise(state[f"{name}_codes"], state[f"{name}_scales"], _map_of(name), shape)
 
 
-def write_moment(state: dict[str, Any], name: str, value: Tensor, bits: int) -> None:
-    """Keep `value` as moment `name`: in place where its tensor is there, as codes for `bits` 8 from 4,096 values up."""
-    if bits == 8 and value.numel() >= MIN_ELEMENTS:
-        codes, scales = quantize_blockwise(value, _map_of(name))
-        state.pop(name, None)
-        state[f"{name}_codes"], state[f"{name}_scales"] = codes, scales
-    elif name in state:
+def write_moment(state: dict[str, Any], name: str, value: Tensor) -> None:
+    """Put `value` into moment `name` of an optimizer state, in place and in the form in which it is kept there."""
+    if name in state:
         if state[name] is not value:
             state[name].copy_(value)
+        return
+    codes, scales = quantize_blockwise(value, _map_of(name))
+    state[f"{name}_codes"].copy_(codes)
+    state[f"{name}_scales"].copy_(scales)
+
+
+def new_moment(
+    state: dict[str, Any], name: str, shape: tuple[int, ...], *, bits: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Put moment `name`, all zeros, into an optimizer state: codes for `bits` 8 from 4,096 values up, else `dtype`."""
+    count = math.prod(shape)
+    if bits == 8 and count >= MIN_ELEMENTS:
+        zero = int((_map_of(name) == 0).nonzero())
+        state[f"{name}_codes"] = torch.full((count,), zero, dtype=torch.uint8, device=device)
+        state[f"{name}_scales"] = torch.zeros(-(-count // BLOCK), dtype=torch.float32, device=device)
     else:
-        state.pop(f"{name}_codes", None)
-        state.pop(f"{name}_scales", None)
-        state[name] = value
+        state[name] = torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _map_of(name: str) -> Tensor:
