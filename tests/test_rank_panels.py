@@ -11,9 +11,10 @@ import pytest
 
 import comera_lab.panels as lab
 from comera_lab.experiments.recorder import read_rows
+from comera_lab.experiments.results import recorded_digits
 from comera_lab.models.mlp import MLP
 from comera_lab.objectives import model_size
-from comera_lab.panels.pareto import AXES, NOTHING, PUBLISHED, RECORDED
+from comera_lab.panels.pareto import AXES, NOTHING, PUBLISHED
 from comera_lab.panels.rank_run import RankRun, RankSettings, core_parameters, costs_of_a_step
 from comera_lab.panels.state import LabState
 
@@ -191,13 +192,17 @@ def test_settings_that_changed_since_the_run_are_named():
 
 def test_recorded_marks_are_the_rows_of_the_study():
     rows = [row for row in read_rows(RESULTS) if row["kind"] == "result"]
-    for name, parameters, cores, accuracy in RECORDED:
-        rank = None if name == "dense" else int(name.split()[1])
+    (study,) = recorded_digits()
+    for model in study.models:
+        rank = None if model.name == "dense" else int(model.name.split()[1])
         same = [row for row in rows if row["rank"] == rank]
-        assert len(same) == 3 and {row["parameters"] for row in same} == {parameters}
-        assert mean(row["accuracy"] for row in same) == pytest.approx(accuracy, abs=5e-5)
+        assert len(same) == 3 and {row["parameters"] for row in same} == {model.parameters}
+        assert 100 * mean(row["accuracy"] for row in same) == pytest.approx(model.accuracy_percent)
         size = model_size(MLP()) if rank is None else model_size(MLP(kind="tt", rank=rank))
-        assert cores == (size.cores if rank else parameters - model_size(MLP(kind="tt")).dense)
+        assert model.cores == (size.cores if rank else model.parameters - model_size(MLP(kind="tt")).dense)
+    marks = lab.ParetoPanel(LabState()).dots.figure.data[2]
+    assert list(marks.text) == [model.name for model in study.models]
+    assert list(marks.y) == [model.accuracy_percent for model in study.models]
 
 
 def test_published_marks_name_their_denominator_and_claim_no_accuracy():

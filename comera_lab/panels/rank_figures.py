@@ -23,7 +23,7 @@ OPEN_SCALE = [[0.0, "rgba(0,114,178,0.03)"], [1.0, "rgba(0,114,178,1)"]]
 
 @dataclass(frozen=True)
 class RankHistory:
-    """Live ranks of every bond (bonds, points) with the sizes they add up to, and accuracy on its own steps.
+    """Live ranks of every bond, or layer, (rows, points) with the sizes they add up to, and accuracy on its own steps.
 
     `target_mib` is the size allowed for what `target_name` counts, `late_from` the step at which steering begins,
     `length` the steps that the run will have.
@@ -41,6 +41,7 @@ class RankHistory:
     target_name: str = "no target"
     late_from: int | None = None
     length: int = 100
+    accuracy_name: str = "test accuracy"
 
     def until(self, share: float) -> RankHistory:
         """The history as it was after that share of its steps."""
@@ -56,7 +57,7 @@ class RankHistory:
 
 
 def rank_figure(history: RankHistory) -> go.Figure:
-    """Left a strip of live ranks, a row per bond; right size against its target, and test accuracy below it."""
+    """Left a strip of live ranks, a row per bond or layer; right size against its target, and accuracy below it."""
     figure = make_subplots(
         2, 2, column_widths=[LEFT, 1 - RIGHT], horizontal_spacing=RIGHT - LEFT, vertical_spacing=0.2,
         specs=[[{"rowspan": 2}, {}], [None, {}]],
@@ -126,7 +127,7 @@ def _notes(history: RankHistory) -> list[dict[str, Any]]:
     titles = [
         note(0.0, 1.02, "live ranks (full colour: all open)", yanchor="bottom"),
         note(RIGHT, 1.11, f"MiB of weights ({history.target_name})", yanchor="bottom"),
-        note(RIGHT, 0.415, "test accuracy (%)", yanchor="bottom"),
+        note(RIGHT, 0.415, f"{history.accuracy_name} (%)", yanchor="bottom"),
     ]
     now = history.live[:, -1] if history.live.size else history.started
     rows = [
@@ -153,12 +154,16 @@ def _stage_line(history: RankHistory) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Dot:
-    """A run or a reference: x in the unit of the axis, accuracy in percent, `label` beside it, `hover` in full."""
+    """A run or a reference: x in the unit of the axis, accuracy in percent, `label` beside it, `hover` in full.
+
+    `span` is the lowest and highest accuracy of its seeds.
+    """
 
     label: str
     x: float
     accuracy_percent: float
     hover: str
+    span: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,12 @@ class Upright:
 
 
 def pareto_figure(
-    runs: Sequence[Dot], references: Sequence[Dot], uprights: Sequence[Upright], x_title: str, smaller_is_better: bool
+    runs: Sequence[Dot],
+    references: Sequence[Dot],
+    uprights: Sequence[Upright],
+    x_title: str,
+    smaller_is_better: bool,
+    y_title: str = "test accuracy (%)",
 ) -> go.Figure:
     """Accuracy against size on a log axis; the line joins the runs that no other run beats in both."""
     figure = go.Figure(layout={"template": TEMPLATE, "height": 380, "width": STATIC_WIDTH})
@@ -180,8 +190,9 @@ def pareto_figure(
     figure.add_trace(go.Scatter(name="your runs", mode="markers+text", textposition="top center", hoverinfo="text",
                                 marker={"color": BLUE, "symbol": "circle", "size": 13}))
     diamond = {"color": VERMILLION, "symbol": "diamond-open", "size": 11, "line": {"width": 2}}
-    figure.add_trace(go.Scatter(name="recorded: 600 steps, fixed ranks, mean of 3 seeds", mode="markers+text",
-                                hoverinfo="text", textposition="bottom center", marker=diamond))
+    figure.add_trace(go.Scatter(name="recorded", mode="markers+text", hoverinfo="text",
+                                textposition="bottom center", marker=diamond))
+    figure.update_yaxes(title_text=y_title, fixedrange=True)
     fill_pareto(figure, runs, references, uprights, x_title, smaller_is_better)
     return figure
 
@@ -200,6 +211,12 @@ def fill_pareto(
     for trace, dots in zip(figure.data[1:], (runs, references), strict=True):
         trace.x, trace.y = [dot.x for dot in dots], [dot.accuracy_percent for dot in dots]
         trace.text, trace.hovertext = [dot.label for dot in dots], [dot.hover for dot in dots]
+    means, spans = [dot.accuracy_percent for dot in references], [dot.span for dot in references]
+    figure.data[2].error_y = {
+        "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": VERMILLION,
+        "array": [span[1] - mean if span else 0.0 for mean, span in zip(means, spans, strict=True)],
+        "arrayminus": [mean - span[0] if span else 0.0 for mean, span in zip(means, spans, strict=True)],
+    }  # fmt: skip
     everything = [dot.x for dot in (*runs, *references)] + [line.x for line in uprights]
     low, high = min(everything, default=0.01), max(everything, default=1.0)
     ticks = [digit * 10.0**decade for decade in range(-4, 6) for digit in (1, 2, 5)]
@@ -208,9 +225,10 @@ def fill_pareto(
         "tickvals": ticks, "ticktext": [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks],
         "fixedrange": True,
     }  # fmt: skip
-    worst = min((dot.accuracy_percent for dot in (*runs, *references)), default=60.0)
-    figure.layout.yaxis = {"title": {"text": "test accuracy (%)"}, "range": [max(0.0, worst - 8), 103],
-                           "fixedrange": True}  # fmt: skip
+    ends = [dot.span or (dot.accuracy_percent, dot.accuracy_percent) for dot in (*runs, *references)]
+    lowest, highest = min((low for low, _ in ends), default=60.0), max((top for _, top in ends), default=100.0)
+    room = 0.25 * (highest - lowest) + 1  # for the labels above and below
+    figure.layout.yaxis.range = [max(0.0, lowest - room), highest + room]
     figure.layout.shapes = [
         {"type": "line", "x0": line.x, "x1": line.x, "y0": 0, "y1": 1, "yref": "paper",
          "line": {"color": INK, "width": 1.5, "dash": "dash"}}

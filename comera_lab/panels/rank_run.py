@@ -1,9 +1,10 @@
-"""One rank training on the digits with everything a panel shows of it: ranks over time, sizes, costs around a cut."""
+"""One rank training with everything a panel shows of it: ranks over time, sizes, costs around a cut."""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any, Literal, cast
@@ -18,15 +19,12 @@ from comera_lab.experiments.recorder import EvalRow, StepRow
 from comera_lab.layers import tt_layers
 from comera_lab.layers.base import GateKind
 from comera_lab.memory import measure, mib
-from comera_lab.models.mlp import MLP
 from comera_lab.objectives import ModelSize, model_size
-from comera_lab.panels.lanes import digits_28
 from comera_lab.panels.rank_figures import RankHistory
+from comera_lab.panels.rank_tasks import DIGITS, RankTask
 
-FEATURES = (784, 512, 512, 10)
-BATCH = 64
-EVALUATE_EVERY = 25
-TIMED_STEPS, WARM_UPS = 60, 3
+WARM_UPS = 3
+MOST_ROWS = 16  # of the strip, for rows that can be read
 ELEMENT_BYTES = 4  # fp32
 
 
@@ -44,19 +42,20 @@ class RankSettings:
     late_steps: int
     seed: int = 0
 
-    def config(self) -> RankConfig:
+    def config(self, task: RankTask) -> RankConfig:
         """Without late steps there is no target: the price alone decides."""
         return RankConfig(
             early_steps=self.early_steps,
             late_steps=self.late_steps,
             gamma=self.gamma,
+            rate=task.rate,
             gate_rate=self.gate_rate,
-            batch_size=BATCH,
+            batch_size=task.batch_size,
             seed=self.seed,
             target_ratio=self.target_ratio if self.late_steps else None,
             part=cast(Literal["tensorised", "model"], self.size_part),
             gate_kind=cast(GateKind, self.gate_kind),
-            evaluate_every=EVALUATE_EVERY,
+            evaluate_every=task.evaluate_every,
         )
 
     @property
@@ -78,7 +77,7 @@ PART_WORDS = {"tensorised": "tensorised part", "model": "whole model"}
 class Cost:
     """What one training step of a model takes here: ms, and bytes of weights, grads, optimizer and activations.
 
-    The time is the 20th percentile of TIMED_STEPS: what else the machine does can only add to it, and medians of a
+    The time is the 20th percentile of the steps: what else the machine does can only add to it, and medians of a
     run in a notebook swing by half.
     """
 
@@ -93,14 +92,14 @@ def core_parameters(model: nn.Module) -> int:
     return sum(core.numel() for layer in tt_layers(model).values() for core in layer.cores)
 
 
-def costs_of_a_step(*models: nn.Module) -> list[Cost]:
-    """The Cost of each model, on copies that do not learn: nothing of `models` moves.
+def costs_of_a_step(*models: nn.Module, task: RankTask = DIGITS) -> list[Cost]:
+    """The Cost of each model on the first batch of `task`, on copies that do not learn: nothing of `models` moves.
 
     The steps are taken in turns, forth and back, so that a busy minute of the machine meets every model.
     """
-    timed = [_TimedTwin(model) for model in models]
+    timed = [_TimedTwin(model, task) for model in models]
     pools = [measure(twin.step, twin.model, twin.optimizer).pools for twin in timed]
-    for repeat in range(WARM_UPS + TIMED_STEPS):
+    for repeat in range(WARM_UPS + task.timed_steps):
         for twin in timed if repeat % 2 else reversed(timed):
             began = time.perf_counter()
             twin.step()
@@ -113,17 +112,19 @@ def costs_of_a_step(*models: nn.Module) -> list[Cost]:
 
 
 class _TimedTwin:
-    """A copy of a model with an AdamW step on one batch of digits."""
+    """A copy of a model with an AdamW step on one batch."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, task: RankTask) -> None:
         self.model = copy.deepcopy(model)
+        data = task.data()
+        self._batch = data.train_x[: task.batch_size], data.train_y[: task.batch_size]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, fused=True)
         self.times_ms: list[float] = []
 
     def step(self) -> None:
-        data = digits_28()
+        x, y = self._batch
         self.optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(self.model(data.train_x[:BATCH]), data.train_y[:BATCH])
+        loss = functional.cross_entropy(self.model(x), y)
         torch.autograd.backward(loss)
         self.optimizer.step()
 
@@ -135,11 +136,10 @@ class RankRun:
     together after every cut; None until there is one.
     """
 
-    def __init__(self, settings: RankSettings) -> None:
-        self.settings = settings
-        generator = torch.Generator().manual_seed(settings.seed)
-        self.model = MLP(FEATURES, "tt", settings.max_rank, generator=generator)
-        self.trainer = RankTrainer(self.model, digits_28(), settings.config())
+    def __init__(self, settings: RankSettings, task: RankTask = DIGITS) -> None:
+        self.settings, self.task = settings, task
+        self.model = task.build(settings.max_rank, torch.Generator().manual_seed(settings.seed))
+        self.trainer = RankTrainer(self.model, task.data(), settings.config(task))
         self.start = model_size(self.model)
         self._first = copy.deepcopy(self.model)
         self.before: Cost | None = None
@@ -172,7 +172,7 @@ class RankRun:
         """The late stage cuts by itself as well: a new size in memory is what tells of a cut."""
         known = self.start.cores if self.after is None else self.after.core_parameters
         if core_parameters(self.model) != known:
-            self.before, self.after = costs_of_a_step(self._first, self.model)
+            self.before, self.after = costs_of_a_step(self._first, self.model, task=self.task)
 
     @property
     def fraction(self) -> float:
@@ -184,13 +184,13 @@ class RankRun:
 
     @property
     def accuracy_percent(self) -> float | None:
-        """Test accuracy of the last evaluation."""
+        """Accuracy of the last evaluation, on the held-out side of the task."""
         tests = self.trainer.trainer.evaluations
         return 100 * tests[-1].accuracy if tests else None
 
     @property
     def accuracy_lost_percent(self) -> float:
-        """Points of test accuracy that the last cut took; 0.0 before it."""
+        """Points of accuracy that the last cut took; 0.0 before it."""
         if self.accuracy_uncut is None or self.accuracy_percent is None:
             return 0.0
         return self.accuracy_uncut - self.accuracy_percent
@@ -198,12 +198,12 @@ class RankRun:
     def history(self) -> RankHistory:
         rows = list(self.trainer.history)
         tests = list(self.trainer.trainer.evaluations)
-        names = bond_names(rows[0].ranks)
-        live = np.array([[rank for ranks in row.ranks.values() for rank in ranks[1:-1]] for row in rows], dtype=float).T
+        chains = [strip_rows(row.ranks) for row in rows]
+        live = np.array([list(chain.values()) for chain in chains], dtype=float).T
         limit, whole = self.trainer.limit, self.settings.size_part == "model"
         allowed = None if limit is None else mib(ELEMENT_BYTES * (limit + (self.start.dense if whole else 0)))
         return RankHistory(
-            bonds=names,
+            bonds=tuple(chains[0]),
             started=tuple(int(rank) for rank in live[:, 0]),
             steps=np.array([row.step for row in rows], dtype=float),
             live=live,
@@ -215,12 +215,15 @@ class RankRun:
             target_name=self.settings.target_name,
             late_from=self.settings.early_steps if limit is not None else None,
             length=self.settings.early_steps + self.settings.late_steps,
+            accuracy_name=f"{self.task.held_out} accuracy",
         )
 
     def summary(self) -> dict[str, Any]:
         """Settings and results as plain numbers; costs are None until a cut."""
         size = self.size
         return {
+            "task": self.task.name,
+            "data": self.trainer.trainer.data.name,
             **self.settings.__dict__,
             "steps": self.trainer.steps_done,
             "stage": self.trainer.stage,
@@ -242,21 +245,33 @@ class RankRun:
         }
 
 
-def bond_names(ranks: dict[str, Any]) -> tuple[str, ...]:
-    """A name for every inner bond of every layer, in the order of the model."""
-    return tuple(
-        f"layer {number} bond {bond}"
-        for number, layer_ranks in enumerate(ranks.values(), start=1)
-        for bond in range(1, len(layer_ranks) - 1)
-    )
+def strip_rows(ranks: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Live ranks by name, in the order of the model: of every inner bond; of whole layers where bonds are too many."""
+    inner = {name: list(chain[1:-1]) for name, chain in ranks.items()}
+    if sum(map(len, inner.values())) > MOST_ROWS:
+        return {_layer_name(name): sum(bonds) for name, bonds in inner.items()}
+    return {
+        f"layer {number} bond {bond}": rank
+        for number, bonds in enumerate(inner.values(), start=1)
+        for bond, rank in enumerate(bonds, start=1)
+    }
 
 
-def untrained_history(settings: RankSettings) -> RankHistory:
+def _layer_name(name: str) -> str:
+    """'blocks.0.query' as 'block 1 query'; a name of another form as it is."""
+    group, _, rest = name.partition(".")
+    number, _, part = rest.partition(".")
+    return f"{group.removesuffix('s')} {int(number) + 1} {part}" if part and number.isdigit() else name
+
+
+def untrained_history(settings: RankSettings, task: RankTask = DIGITS) -> RankHistory:
     """The rows of the strip before any training."""
     with torch.device("meta"):
-        layers = tt_layers(MLP(FEATURES, "tt", settings.max_rank))
-    ranks = {name: layer.shape.ranks for name, layer in layers.items()}
-    started = tuple(rank for chain in ranks.values() for rank in chain[1:-1])
+        layers = tt_layers(task.build(settings.max_rank, None))
+    rows = strip_rows({name: layer.shape.ranks for name, layer in layers.items()})
     late_from = settings.early_steps if settings.late_steps else None
     length = max(settings.early_steps + settings.late_steps, 1)
-    return RankHistory(bond_names(ranks), started, target_name=settings.target_name, late_from=late_from, length=length)
+    return RankHistory(
+        tuple(rows), tuple(rows.values()), target_name=settings.target_name, late_from=late_from, length=length,
+        accuracy_name=f"{task.held_out} accuracy",
+    )  # fmt: skip

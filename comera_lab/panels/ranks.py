@@ -1,4 +1,4 @@
-"""Lessons 05 and 06: a network that chooses its own ranks while it trains, and is really cut to them."""
+"""Lessons 05, 06 and 08: a model that chooses its own ranks while it trains, and is really cut to them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from comera_lab.panels.live import Pace
 from comera_lab.panels.panel import RunPanel
 from comera_lab.panels.rank_figures import RankHistory, fill_ranks, rank_figure
 from comera_lab.panels.rank_run import Cost, RankRun, RankSettings, untrained_history
+from comera_lab.panels.rank_tasks import TASKS, RankTask
 from comera_lab.panels.runner import Progress, Runner
 from comera_lab.panels.state import GATE_KINDS, SIZE_PARTS, LabState
 from comera_lab.panels.widgets import ChoiceControl, NumberControl, heading, say, sentence, text_widget
@@ -28,7 +29,7 @@ SETTINGS = (
 
 
 class RankTrainingPanel(RunPanel):
-    """A 784 → 512 → 512 → 10 network of tensor trains with a gate on every bond, trained on the digits.
+    """A model of tensor trains with a gate on every bond, in training: the one of `task`, else of `state.rank_task`.
 
     Controls: `target_ratio`, `size_part`, `max_rank`, `gate_kind`, `gamma`, `gate_rate`, `early_steps`, `late_steps`,
     `bar.start`, `bar.stop`, `bar.resume`, `compact_button`. Figure: `strip`. `trained` is the RankRun of the last
@@ -37,19 +38,20 @@ class RankTrainingPanel(RunPanel):
 
     kind = "ranks"
 
-    def __init__(self, state: LabState | None = None) -> None:
+    def __init__(self, state: LabState | None = None, task: RankTask | None = None) -> None:
         super().__init__(state)
+        self.task = task or TASKS[self.state.rank_task]
         self.trained: RankRun | None = None
         self._cut_wanted = threading.Event()
         self._training = threading.Lock()
         self._pace = Pace(REFRESHES_PER_SECOND)
         self._make_controls()
         self.strip = self._live(
-            rank_figure(untrained_history(self.settings())), "t-strip",
-            "Live ranks of every bond over time, size against the target, and test accuracy.",
+            rank_figure(untrained_history(self.settings(), self.task)), "t-strip",
+            f"Live ranks over time, size against the target, and {self.task.held_out} accuracy.",
         )  # fmt: skip
         self.numbers, self.verdict = text_widget(" ", "t-numbers"), text_widget(css_class="t-verdict")
-        bar = self._run_bar("Start", "Trains the network on 1,461 real digits, with a price on size.")
+        bar = self._run_bar("Start", self.task.start_help)
         self.compact_button = widgets.Button(
             description="Compact now", icon="scissors", disabled=True,
             tooltip="Cuts the closed ranks out of cores and optimizer, and measures a step before and after.",
@@ -70,8 +72,8 @@ class RankTrainingPanel(RunPanel):
         self._compose(
             heading(
                 "Ranks that learn",
-                "Early steps put a price on size; late steps, after the dotted line, steer to a target. "
-                "Watch which bonds fade.",
+                f"{self.task.model_words} Early steps put a price on size; late steps, after the dotted line, steer "
+                "to a target. Watch what fades.",
             ),
             columns, bar.widget, self.strip.widget, self.numbers, self.verdict,
         )  # fmt: skip
@@ -93,8 +95,10 @@ class RankTrainingPanel(RunPanel):
             "gate_kind", "gates", s.gate_kind, GATE_KINDS,
             "How a closed gate is treated: straight-through ones may open again, threshold ones never.",
         )  # fmt: skip
-        self.gamma = NumberControl("gamma", "gamma", s.gamma, 0.0, 200.0,
-                                   "The price of the whole dense size in the early stage.", unit="nats")  # fmt: skip
+        gamma = min(s.gamma, self.task.gamma_high)
+        self.gamma = NumberControl("gamma", "gamma", gamma, 0.0, self.task.gamma_high,
+                                   "The price of the whole dense size in the early stage.",
+                                   step=self.task.gamma_step, unit="nats")  # fmt: skip
         self.gate_rate = NumberControl("gate_rate", "gate rate", s.gate_rate, 0.001, 0.1,
                                        "The learning rate of the gates: about how far a gate moves in one step.",
                                        step=0.001)  # fmt: skip
@@ -142,11 +146,11 @@ class RankTrainingPanel(RunPanel):
         return with_slider(figures, "step " if begun else "no run yet: step ", active=len(STATIC_SHARES) - 1)
 
     def _history(self) -> RankHistory:
-        return untrained_history(self.settings()) if self.trained is None else self.trained.history()
+        return untrained_history(self.settings(), self.task) if self.trained is None else self.trained.history()
 
     def _job(self) -> Iterator[Progress]:
         self._cut_wanted.clear()
-        run = self.trained = RankRun(self.settings())
+        run = self.trained = RankRun(self.settings(), self.task)
         while not run.finished:
             with self._training:
                 if self._cut_wanted.is_set():
@@ -191,7 +195,8 @@ class RankTrainingPanel(RunPanel):
         run = self.trained
         if run is None or not self.runner.active:
             return ""
-        accuracy = "" if run.accuracy_percent is None else f", test accuracy {run.accuracy_percent:.1f} %"
+        percent = run.accuracy_percent
+        accuracy = "" if percent is None else f", {run.task.held_out} accuracy {percent:.1f} %"
         return f"{run.trainer.stage} stage{accuracy}"
 
     def _show_numbers(self) -> None:
@@ -259,7 +264,8 @@ def end_words(run: RankRun) -> list[str]:
     elif finish is not None:
         lines.append(f"Target met: {finish.size.cores:,} of {finish.limit:,} core parameters allowed.")
     if finish is not None and run.accuracy_percent is not None:
-        lines.append(f"Test accuracy {run.accuracy_percent:.1f} %, measured here with the ranks that are left.")
+        held_out = run.task.held_out.capitalize()
+        lines.append(f"{held_out} accuracy {run.accuracy_percent:.1f} %, measured here with the ranks that are left.")
     if finish is not None and finish.budget is not None:
         lines.append(
             f"The stages ended at {finish.budget.before:,} core parameters; the last cut closed "

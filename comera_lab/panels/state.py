@@ -16,6 +16,12 @@ from comera_lab.shapes import ShapeError, TTShape
 
 GATE_KINDS = ("straight-through", "threshold")
 SIZE_PARTS = ("tensorised", "model")
+PROJECTION_METHODS = (
+    "random (Flora)", "full SVD (GaLore)", "refresh only (COAP)", "refresh + alignment (COAP)",
+    "refresh + published alignment",
+)  # fmt: skip
+GRADIENT_PRECISIONS = ("fp32", "bf16")
+RANK_TASKS = ("digits", "pairs")
 
 
 class Whole(traitlets.TraitType[int, Any]):
@@ -74,8 +80,12 @@ class LabState(traitlets.HasTraits):
 
     `rank` is one rank for every bond of a TT layer; `shape` is a full TTShape with a rank per bond.
     `width`, `depth`, `batch_size`, `precision`, `optimizer` describe the MLP of the memory panel and of the race.
-    `target_ratio` (a share of the start size of `size_part`), `max_rank`, `gamma` (price of the whole dense size,
-    nats), `gate_rate`, `gate_kind`, `early_steps` and `late_steps` are those of rank training.
+    `rank_task` names the model that chooses its ranks: "digits" or "pairs". `target_ratio` (a share of the start
+    size of `size_part`), `max_rank`, `gamma` (price of the whole dense size, nats), `gate_rate`, `gate_kind`,
+    `early_steps` and `late_steps` are those of its training.
+    `projection_method`, `projection_rank` and `gradient_precision` describe a basis of gradients, `rank_ratio` the rank
+    of projected optimizers (full rank over rank); `update_interval` (steps) and `refresh_factor` are those of both.
+    `optimizer_steps` is the length of a race of optimizers.
     `runs` maps a panel's name to the summary of its last run, a plain dict of numbers; `rank_runs` holds one dict
     per finished rank training of this notebook, settings and results, oldest first.
     """
@@ -90,6 +100,7 @@ class LabState(traitlets.HasTraits):
     energy_percent = Number(90.0, 50.0, 100.0)
     seconds = Number(8.0, 1.0, 600.0)
     seed = Whole(0, 0, 2**31 - 1)
+    rank_task = Choice("digits", RANK_TASKS)
     target_ratio = Number(0.3, 0.05, 1.0)
     size_part = Choice("tensorised", SIZE_PARTS)
     max_rank = Whole(16, 1, 64)
@@ -98,6 +109,13 @@ class LabState(traitlets.HasTraits):
     gate_kind = Choice("straight-through", GATE_KINDS)
     early_steps = Whole(300, 0, 2000)
     late_steps = Whole(300, 0, 2000)
+    projection_method = Choice(PROJECTION_METHODS[1], PROJECTION_METHODS)
+    projection_rank = Whole(8, 1, 64)
+    gradient_precision = Choice("fp32", GRADIENT_PRECISIONS)
+    rank_ratio = Number(4.0, 1.0, 32.0)
+    update_interval = Whole(20, 1, 500)
+    refresh_factor = Whole(5, 1, 50)
+    optimizer_steps = Whole(200, 20, 2000)
     runs = traitlets.Dict()
     rank_runs = traitlets.Tuple()
 
