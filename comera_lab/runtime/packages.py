@@ -12,9 +12,10 @@ from types import ModuleType
 from typing import NamedTuple
 
 # import name -> name on the package index, where the two differ
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython"}
-# Tools that only the test extra brings; public data sets need `data`, everything else comes with `lab`.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython", "pyarrow.parquet": "pyarrow"}
+# Tools that only the test or the data extra brings; everything else comes with `lab`.
 TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
+DATA_ONLY = frozenset({"datasets", "pyarrow"})
 REPORTED = (
     "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
     "nbformat", "tensorly", "scikit-learn", "safetensors", "triton",
@@ -25,7 +26,7 @@ def require(package: str, purpose: str) -> ModuleType:
     """The imported optional package, or an ImportError of one line that names it and the install command."""
     if util.find_spec(package.partition(".")[0]) is None:
         name = DISTRIBUTIONS.get(package, package)
-        extra = "data" if package == "datasets" else "test" if package in TEST_ONLY else "lab"
+        extra = "data" if name in DATA_ONLY else "test" if package in TEST_ONLY else "lab"
         raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
     return importlib.import_module(package)
 
