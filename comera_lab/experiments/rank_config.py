@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import nn
+
 from comera_lab.cores import GATE_KINDS
 from comera_lab.experiments.runs import TrainConfig
-from comera_lab.layers.base import GateKind
-from comera_lab.objectives import EarlyStage, LateStage
+from comera_lab.layers import GateKind, tt_layers
+from comera_lab.objectives import EarlyStage, LateStage, model_size
 from comera_lab.objectives.stages import Part
+from comera_lab.shapes import chain_params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +86,41 @@ class RankConfig:
             seed=self.seed,
             evaluate_every=self.evaluate_every,
         )
+
+
+def core_limit(model: nn.Module, config: RankConfig) -> int | None:
+    """Core elements that the target allows, None without a target.
+
+    Raises ValueError for a model without cores, or a target that leaves no room for them.
+    """
+    if not tt_layers(model):
+        raise ValueError(
+            "rank training needs tensor-train layers, got a model without any. Use kind='tt', or tensorize(model)."
+        )
+    size = model_size(model)
+    if not size.cores:
+        raise ValueError(
+            "every tensor-train layer has a bond without live entries, got a model that is only biases. "
+            "Start from a model that is alive."
+        )
+    if config.target_ratio is None:
+        return None
+    part = size.cores if config.part == "tensorised" else size.total
+    dense = 0 if config.part == "tensorised" else size.dense
+    limit = int(config.target_ratio * part) - dense
+    floor = sum(
+        chain_params(layer.shape.modes, (1, *(min(rank, config.min_rank) for rank in layer.live_ranks[1:-1]), 1))
+        for layer in tt_layers(model).values()
+        if config.min_rank
+    )
+    if 1 <= limit < floor:
+        raise ValueError(
+            f"the target must leave room for ranks of {config.min_rank}, got target_ratio={config.target_ratio}: "
+            f"{limit:,} core elements where those ranks need {floor:,}. Raise the target, or lower min_rank."
+        )
+    if limit < 1:
+        raise ValueError(
+            f"the target must leave room for cores, got target_ratio={config.target_ratio} of {part:,} parameters: "
+            f"the dense part, which cannot be cut, is {dense / part:.3f} of them. Raise the target."
+        )
+    return limit

@@ -14,22 +14,24 @@ digits(28) (784-512-512-10, rank 16, 300 + 300 steps, seed 0, target 0.5) the la
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from comera_lab.experiments.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from comera_lab.experiments.datasets import Dataset
-from comera_lab.experiments.rank_config import RankConfig
+from comera_lab.experiments.rank_config import RankConfig, core_limit
 from comera_lab.experiments.recorder import EvalRow, RankRow, Recorder, StepRow
 from comera_lab.experiments.trainer import Trainer
-from comera_lab.layers import CompactReport, TTModule, compact, tt_layers
+from comera_lab.layers import CompactReport, TTModule, compact, resize, shapes_with_ranks, tt_layers
 from comera_lab.objectives import BudgetReport, EarlyStage, LateStage, ModelSize, meet_target, model_size
 from comera_lab.objectives.sizes import gated_layers, live_elements
-from comera_lab.shapes import chain_params
 
 __all__ = ["FinishReport", "RankConfig", "RankTrainer", "Stage"]
 
@@ -38,6 +40,8 @@ _SCORING_BATCHES = 4
 _RAMP_SHARE = 2 / 3  # of the late stage; the rest is for recovering at the target
 _CLOSE_ENOUGH = 0.01  # below the target, at the end of the line
 _NO_CEILING = 10**9
+# Settings that a resumed run may change: they decide what is written down, not what is computed.
+_MAY_CHANGE = ("evaluate_every", "rank_rows_every")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class FinishReport:
     size: ModelSize
     limit: int | None
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> FinishReport:
+        """The report that `dataclasses.asdict` took apart."""
+        budget = None if values["budget"] is None else BudgetReport(**values["budget"])
+        return cls(budget, CompactReport(**values["compact"]), ModelSize(**values["size"]), values["limit"])
+
 
 class RankTrainer:
     """Trains `model` in place on `data`; its tensor-train layers get gates where they have none.
@@ -59,12 +69,10 @@ class RankTrainer:
     kind, and for a target that leaves no room for cores.
     """
 
-    def __init__(
-        self, model: nn.Module, data: Dataset, config: RankConfig, recorder: Recorder | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, data: Dataset, config: RankConfig, recorder: Recorder | None = None) -> None:
         layers = tt_layers(model)
         self.model, self.config, self.recorder = model, config, recorder
-        self.limit = _limit(model, config)
+        self.limit = core_limit(model, config)
         for name, layer in layers.items():
             if len(layer.gates) and layer.gate_kind != config.gate_kind:
                 raise ValueError(
@@ -75,8 +83,8 @@ class RankTrainer:
             if not len(layer.gates):
                 layer.add_gates(config.gate_kind, config.gate_threshold)
         self._early = EarlyStage(config.gamma, config.beta)
-        self._late = None if self.limit is None else LateStage(
-            target_params=self.limit, part="tensorised", beta=config.beta
+        self._late = (
+            None if self.limit is None else LateStage(target_params=self.limit, part="tensorised", beta=config.beta)
         )
         self._settled = EarlyStage(0.0, config.beta)
         self._late_start: int | None = None
@@ -86,8 +94,7 @@ class RankTrainer:
             model, data, config.training(), recorder, optimizer=_optimizer(model, config), objective=self._objective
         )
         self.finished: FinishReport | None = None
-        self.history: list[RankRow] = []
-        self._note_ranks()
+        self.history: list[RankRow] = [self._rank_row()]
 
     @property
     def stage(self) -> Stage:
@@ -122,6 +129,7 @@ class RankTrainer:
         """One update. Raises as `Trainer.step`, the model being that of the step before; ValueError when done."""
         if self.finished is not None:
             raise ValueError(f"the run was finished after {self.steps_done} steps. Start a new RankTrainer.")
+        self._record_start()
         late = self.stage == "late"
         row = self.trainer.step()
         self._hold_floors()
@@ -160,6 +168,7 @@ class RankTrainer:
         """
         if self.finished is not None:
             return self.finished
+        self._record_start()
         budget = None
         if self.limit is not None and self.size().cores > self.limit:
             budget = self._meet(self.limit)
@@ -167,6 +176,51 @@ class RankTrainer:
         self.finished = FinishReport(budget, report, self.size(), self.limit)
         self._note_ranks()
         return self.finished
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint as `Trainer.save` does, with the ranks that the model was cut to and the stage's state."""
+        late = self._late
+        ranks = {
+            "config": dataclasses.asdict(self.config),
+            "ranks": {name: list(layer.shape.ranks) for name, layer in tt_layers(self.model).items()},
+            "gates_train": {name: layer.gates[0].requires_grad for name, layer in _gated(self.model).items()},
+            "limit": self.limit,
+            "allowed": self._allowed,
+            "late_start": self._late_start,
+            "calls": [stage.calls for stage in (self._early, self._settled)],
+            "late": None if late is None else [late.limit, late.smooth_loss, late.best_loss],
+            "history": [dataclasses.asdict(row) for row in self.history],
+            "finished": None if self.finished is None else dataclasses.asdict(self.finished),
+        }
+        write_checkpoint(Path(path), self.trainer.state() | {"rank_training": ranks})
+
+    def load(self, path: str | Path) -> None:
+        """Go on as if there had been no break: bitwise the same on the same CPU, before a cut and after it.
+
+        The model may have other ranks than were saved: it gets those of the checkpoint. Raises CheckpointError for an
+        unreadable file and ValueError, before anything is changed, for one of another run.
+        """
+        state = read_checkpoint(Path(path), self.trainer.device)
+        saved = state.get("rank_training")
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{path} is not a checkpoint of a RankTrainer. Give another file.")
+        for name, value in dataclasses.asdict(self.config).items():
+            if name not in _MAY_CHANGE and saved["config"].get(name) != value:
+                raise ValueError(
+                    f"{path} belongs to a run with {name}={saved['config'].get(name)!r}, got {name}={value!r}. "
+                    "Use the same value, or start a new run."
+                )
+        self.trainer.refuse_other_run(state, Path(path), shapes_with_ranks(self.model, saved["ranks"]))
+        resize(self.model, saved["ranks"], self.trainer.optimizer)
+        for name, layer in _gated(self.model).items():
+            layer.gates.requires_grad_(saved["gates_train"][name])
+        self.trainer.restore(state)
+        self.limit, self._allowed, self._late_start = saved["limit"], saved["allowed"], saved["late_start"]
+        self._early.calls, self._settled.calls = saved["calls"]
+        if self._late is not None:
+            self._late.limit, self._late.smooth_loss, self._late.best_loss = saved["late"]
+        self.history = [RankRow(**row) for row in saved["history"]]
+        self.finished = None if saved["finished"] is None else FinishReport.from_dict(saved["finished"])
 
     def _meet(self, limit: int) -> BudgetReport:
         floors = {"*": (self.config.min_rank, _NO_CEILING)}
@@ -198,7 +252,7 @@ class RankTrainer:
     @torch.no_grad()
     def _settle(self, limit: int) -> None:
         """Open the entries nearest to life while they fit, cut the rest, and hold the gates while the cores recover."""
-        layers = _gated(self.model)
+        layers = list(_gated(self.model).values())
         closed = [
             (layer.gate_threshold - abs(float(gate[i])), layer, gate, int(i))
             for layer in layers
@@ -234,7 +288,7 @@ class RankTrainer:
     @torch.no_grad()
     def _hold_floors(self) -> None:
         """Keep the largest `min_rank` entries of every bond just above the threshold."""
-        for layer in _gated(self.model) if self.config.min_rank else ():
+        for layer in _gated(self.model).values() if self.config.min_rank else ():
             for gate in layer.gates:
                 floor, edge = min(self.config.min_rank, len(gate)), layer.gate_threshold
                 value = gate if layer.gate_kind == "threshold" else gate.abs()
@@ -242,9 +296,9 @@ class RankTrainer:
                     top = value.topk(floor).indices
                     gate[top] = torch.where(value[top] > edge, gate[top], 2 * edge)
 
-    def _note_ranks(self) -> None:
+    def _rank_row(self) -> RankRow:
         size = self.size()
-        row = RankRow(
+        return RankRow(
             step=self.steps_done,
             stage=self.stage,
             cores=size.cores,
@@ -252,47 +306,20 @@ class RankTrainer:
             ranks={name: list(ranks) for name, ranks in self.ranks().items()},
             elapsed_s=self.elapsed_s,
         )
-        self.history.append(row)
+
+    def _note_ranks(self) -> None:
+        self.history.append(self._rank_row())
         if self.recorder is not None:
-            self.recorder.add(row)
+            self.recorder.add(self.history[-1])
+
+    def _record_start(self) -> None:
+        # Not when the trainer is made: a resumed run starts with other ranks.
+        if self.recorder is not None and not self.steps_done and len(self.history) == 1:
+            self.recorder.add(self.history[0])
 
 
-def _gated(model: nn.Module) -> list[TTModule]:
-    return [layer for layer in tt_layers(model).values() if len(layer.gates)]
-
-
-def _limit(model: nn.Module, config: RankConfig) -> int | None:
-    """Core elements that the target allows, None without a target."""
-    if not tt_layers(model):
-        raise ValueError(
-            "rank training needs tensor-train layers, got a model without any. Use kind='tt', or tensorize(model)."
-        )
-    size = model_size(model)
-    if not size.cores:
-        raise ValueError(
-            "every tensor-train layer has a bond without live entries, got a model that is only biases. "
-            "Start from a model that is alive."
-        )
-    if config.target_ratio is None:
-        return None
-    part = size.cores if config.part == "tensorised" else size.total
-    dense = 0 if config.part == "tensorised" else size.dense
-    limit = int(config.target_ratio * part) - dense
-    floor = sum(
-        chain_params(layer.shape.modes, (1, *(min(rank, config.min_rank) for rank in layer.live_ranks[1:-1]), 1))
-        for layer in tt_layers(model).values() if config.min_rank
-    )
-    if 1 <= limit < floor:
-        raise ValueError(
-            f"the target must leave room for ranks of {config.min_rank}, got target_ratio={config.target_ratio}: "
-            f"{limit:,} core elements where those ranks need {floor:,}. Raise the target, or lower min_rank."
-        )
-    if limit < 1:
-        raise ValueError(
-            f"the target must leave room for cores, got target_ratio={config.target_ratio} of {part:,} parameters: "
-            f"the dense part, which cannot be cut, is {dense / part:.3f} of them. Raise the target."
-        )
-    return limit
+def _gated(model: nn.Module) -> dict[str, TTModule]:
+    return {name: layer for name, layer in tt_layers(model).items() if len(layer.gates)}
 
 
 def _optimizer(model: nn.Module, config: RankConfig) -> torch.optim.Optimizer:
@@ -301,7 +328,10 @@ def _optimizer(model: nn.Module, config: RankConfig) -> torch.optim.Optimizer:
     gates = [gate for layer in layers for gate in layer.gates]
     taken = {id(parameter) for parameter in (*cores, *gates)}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken]
-    groups = [{"params": cores, "lr": config.rate}, {"params": gates, "lr": config.gate_rate},
-              {"params": rest, "lr": config.rate}]
+    groups = [
+        {"params": cores, "lr": config.rate},
+        {"params": gates, "lr": config.gate_rate},
+        {"params": rest, "lr": config.rate},
+    ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in (*cores, *gates, *rest))
     return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0, fused=fused)

@@ -162,7 +162,11 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: model, optimizer, generators, position and rows. Atomic: see checkpoints.py."""
-        state = {
+        write_checkpoint(Path(path), self.state())
+
+    def state(self) -> dict[str, Any]:
+        """What `save` writes: tensors and plain values."""
+        return {
             "config": dataclasses.asdict(self.config),
             "optimizer_type": type(self.optimizer).__name__,
             "data_digest": self.data.digest,
@@ -176,7 +180,6 @@ class Trainer:
             "steps": [dataclasses.asdict(row) for row in self.rows if isinstance(row, StepRow)],
             "evaluations": [dataclasses.asdict(row) for row in self.evaluations],
         }
-        write_checkpoint(Path(path), state)
 
     def load(self, path: str | Path) -> None:
         """Go on from a checkpoint as if there had been no break: on the same CPU the run is bitwise the same.
@@ -185,7 +188,11 @@ class Trainer:
         another model, data set or configuration.
         """
         state = read_checkpoint(Path(path), self.device)
-        self._refuse_other_run(state, Path(path))
+        self.refuse_other_run(state, Path(path), {k: tuple(v.shape) for k, v in self.model.state_dict().items()})
+        self.restore(state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, for a model and an optimizer of the same shapes."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._epoch_state = state["generator"].cpu()
@@ -238,7 +245,8 @@ class Trainer:
             step,
         )
 
-    def _refuse_other_run(self, state: dict[str, Any], path: Path) -> None:
+    def refuse_other_run(self, state: dict[str, Any], path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise for a checkpoint of another run, or of a model whose state has other shapes than `shapes`."""
         mine = {name: getattr(self.config, name) for name in _FIXED_BY_CHECKPOINT}
         mine |= {"optimizer_type": type(self.optimizer).__name__, "data_digest": self.data.digest}
         try:
@@ -253,7 +261,6 @@ class Trainer:
                     f"{path} belongs to a run with {name}={theirs[name]!r}, got {name}={value!r}. "
                     "Use the same value, or start without resume."
                 )
-        shapes = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
         if shapes != saved:
             different = sorted(name for name in shapes.keys() | saved.keys() if shapes.get(name) != saved.get(name))
             raise ValueError(

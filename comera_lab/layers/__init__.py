@@ -4,6 +4,7 @@ from comera_lab.layers.base import GATE_THRESHOLD, GateKind, TTModule
 from comera_lab.layers.compact import CompactReport, compact, fold_gates
 from comera_lab.layers.embedding import TTEmbedding, TTEmbeddingBag
 from comera_lab.layers.linear import TTLinear, forward_together
+from comera_lab.layers.resize import resize, shapes_with_ranks
 from comera_lab.layers.tensorize import tensorize, tt_layers
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "compact",
     "fold_gates",
     "forward_together",
+    "resize",
+    "shapes_with_ranks",
     "tensorize",
     "tt_layers",
 ]
