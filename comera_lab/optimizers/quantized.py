@@ -25,14 +25,16 @@ _DECADES = 7
 @functools.cache
 def signed_map() -> Tensor:
     """256 sorted numbers of -0.993 .. 1 with 0 (float32): 2^k cells in the k-th of seven decades, both signs."""
-    positive = _cell_centres(1)
-    return torch.cat([-positive.flip(0), torch.zeros(1), positive, torch.ones(1)])
+    with torch.device("cpu"):  # the first call may come under another default device, and the result is kept
+        positive = _cell_centres(1)
+        return torch.cat([-positive.flip(0), torch.zeros(1), positive, torch.ones(1)])
 
 
 @functools.cache
 def unsigned_map() -> Tensor:
     """256 sorted numbers of 0 .. 1 (float32): twice as many cells per decade as `signed_map`."""
-    return torch.cat([torch.zeros(1), _cell_centres(2), torch.ones(1)])
+    with torch.device("cpu"):
+        return torch.cat([torch.zeros(1), _cell_centres(2), torch.ones(1)])
 
 
 def quantize_blockwise(x: Tensor, code: Tensor, block: int = BLOCK) -> tuple[Tensor, Tensor]:
