@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from comera_lab.memory import (
     LLAMA,
     PUBLISHED,
     StateBytes,
+    StateSettings,
     llama_shapes,
     low_rank,
     mib,
@@ -20,7 +22,10 @@ from comera_lab.memory import (
     state_bytes,
     unet_shapes,
 )
-from comera_lab.memory.published import count_llama
+from comera_lab.memory.published import count_llama, count_unet
+from comera_lab.optimizers.baselines import GaLoreAdamW
+from comera_lab.optimizers.coap import COAPAdamW
+from comera_lab.optimizers.flora import Flora
 from comera_lab.shapes import ShapeError
 
 PRINTED_MIB = 0.01  # the published table has two decimals; one of its figures is off by 0.0057 of a MiB
@@ -53,14 +58,12 @@ def test_further_sizes_of_llama(name: str, rank: int, bf16: float, eight_bit: fl
      ("controlnet-sdxl", "coap-adafactor", 8, 953.46), ("ddpm-celebahq-256", "coap", 1.5, 685.11)],
 )  # fmt: skip
 def test_other_sizes_of_the_unets(name: str, optimizer: str, ratio: float | None, want: float) -> None:
-    counted = optimizer_bytes(unet_shapes(name), optimizer, rank_ratio=ratio)
+    counted = optimizer_bytes(unet_shapes(name), optimizer) if ratio is None else count_unet(name, ratio, optimizer)
     assert mib(counted.published) == pytest.approx(want, abs=PRINTED_MIB)
 
 
 def test_adafactor_with_a_first_moment_is_the_base_of_the_controlnet_figure() -> None:
     shapes = unet_shapes("controlnet-sdxl")
-    unprojected = [s for s in shapes if low_rank(s, rank_ratio=1e9) is None or len(s) == 2]
-    assert len(unprojected) < len(shapes)  # convolutions keep a rank of 1 at any ratio
     first_moments = 4 * sum(math.prod(s) for s in shapes)
     factors = optimizer_bytes(shapes, "adafactor")
     assert mib(first_moments + factors.published) == pytest.approx(5176.07, abs=PRINTED_MIB)
@@ -82,30 +85,31 @@ def test_llama_7b_is_planned_on_meta_tensors() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "state", "basis"),
-    [((64, 32), (64, 16), 32 * 16), ((32, 64), (64, 16), 32 * 16), ((64, 32, 3, 3), (45, 22, 3, 3), 64 * 45 + 32 * 22),
-     ((256, 128, 1, 1), (128, 128, 1, 1), 256 * 128)],
+    [((640, 32), (640, 16), 32 * 16), ((32, 640), (640, 16), 32 * 16),
+     ((64, 32, 3, 3), (45, 22, 3, 3), 64 * 45 + 32 * 22), ((256, 128, 1, 1), (256, 64), 128 * 64)],
 )  # fmt: skip
 def test_low_rank_spaces_of_matrices_and_convolutions(shape, state, basis) -> None:
-    space = low_rank(shape, rank_ratio=2)
+    space = low_rank(shape, StateSettings(rank_ratio=2))
     assert space is not None and (space.shape, space.basis_elements) == (state, basis)
 
 
-@pytest.mark.parametrize("shape", [(), (64,), (16, 16, 3, 3), (4, 5, 6), (2, 3, 4, 5, 6), (1, 64)])
+def test_the_published_rule_projects_the_out_side_of_a_1x1_convolution() -> None:
+    space = low_rank((256, 128, 1, 1), StateSettings(rank_ratio=2, pointwise="out"))
+    assert space is not None and (space.shape, space.basis_elements) == ((128, 128, 1, 1), 256 * 128)
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (32, 32, 3, 3), (96, 96), (40, 50, 60), (2, 3, 40, 50, 6)])
 def test_other_parameters_stay_as_they_are(shape) -> None:
-    assert low_rank(shape, rank_ratio=2) is None
-    assert state_bytes(shape, "coap", rank_ratio=2) == state_bytes(shape, "adamw")
-
-
-def test_a_rank_leaves_matrices_alone_that_are_no_larger() -> None:
-    assert low_rank((64, 16), rank=16) is None
-    assert low_rank((64, 16), rank=15) is not None
+    settings = StateSettings(rank_ratio=2)
+    assert low_rank(shape, settings) is None
+    assert state_bytes(shape, "coap", settings=settings) == state_bytes(shape, "adamw")
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw", "adafactor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_counted_equals_the_tensors_of_torchs_own_optimizers(name: str, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 6), nn.LayerNorm(6)).to(dtype)
-    make = {
+    make: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         "adamw": torch.optim.AdamW,
@@ -113,6 +117,34 @@ def test_counted_equals_the_tensors_of_torchs_own_optimizers(name: str, dtype: t
     }
     optimizer = make[name](model.parameters())
     assert _real_bytes(model, optimizer) == optimizer_bytes(model.parameters(), name).total
+
+
+def _conv_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 40, 3), nn.Conv2d(40, 64, 3), nn.Conv2d(64, 160, 1), nn.Conv2d(160, 64, 1), nn.GroupNorm(8, 64),
+        nn.Linear(64, 300), nn.Linear(300, 64), nn.Linear(8, 12),
+    )  # fmt: skip
+
+
+KIT = {
+    "coap": lambda p, **s: COAPAdamW(p, **s),
+    "coap-8bit": lambda p, **s: COAPAdamW(p, bits=8, **s),
+    "galore": lambda p, **s: GaLoreAdamW(p, **s),
+    "flora": lambda p, **s: Flora(p, **s),
+}
+
+
+@pytest.mark.parametrize("name", KIT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("settings", [{"rank_ratio": 2.0}, {"rank_ratio": 4.0, "plain_up_to": 1000}, {"rank": 24}])
+def test_counted_equals_the_tensors_of_the_kits_optimizers(name: str, dtype: torch.dtype, settings: dict) -> None:
+    """Every buffer of the real state after two steps, to the byte, and what the optimizer reports."""
+    model = _conv_net().to(dtype)
+    counted = optimizer_bytes(model.parameters(), name, settings=StateSettings(**settings))
+    optimizer = KIT[name](model.parameters(), **settings)
+    assert optimizer.report().bytes == counted.total
+    assert _real_bytes(model, optimizer) == counted.total
+    assert (counted.scales > 0) == (name == "coap-8bit") and (counted.bases > 0) == (name != "flora")
 
 
 def _real_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -126,9 +158,9 @@ def _real_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 def test_predict_takes_the_projected_optimizers() -> None:
     model = nn.Linear(512, 256, bias=False)
-    pools = predict(model, (8, 512), "coap", rank_ratio=4)
+    pools = predict(model, (8, 512), "coap", settings=StateSettings(rank_ratio=4))
     assert pools.optimizer == 4 * (2 * 512 * 64 + 256 * 64) + 4
-    assert predict(model, (8, 512), "coap", rank=64).optimizer == pools.optimizer
+    assert predict(model, (8, 512), "coap", settings=StateSettings(rank=64)).optimizer == pools.optimizer
 
 
 @pytest.mark.parametrize(
@@ -136,9 +168,9 @@ def test_predict_takes_the_projected_optimizers() -> None:
     [
         (lambda: state_bytes((4, 4), "adam"), ValueError, r"must be one of .*coap.*got 'adam'"),
         (lambda: state_bytes((4, -1), "adamw"), ShapeError, r"sizes of at least 0, got \(4, -1\)"),
-        (lambda: state_bytes((4, 4), "coap"), ValueError, r"needs a rank or a rank_ratio.*rank_ratio=4"),
-        (lambda: low_rank((4, 4), rank=0), ValueError, r"rank must be at least 1, got 0"),
-        (lambda: low_rank((4, 4), rank_ratio=0.5), ValueError, r"rank_ratio must be at least 1, got 0.5"),
+        (lambda: state_bytes((4, 4), "coap"), ValueError, r"coap needs a rank or a rank_ratio.*rank_ratio=4"),
+        (lambda: StateSettings(rank=0), ValueError, r"rank must be at least 1, got 0"),
+        (lambda: StateSettings(rank_ratio=0.5), ValueError, r"rank_ratio must be at least 1, got 0.5"),
         (lambda: llama_shapes("2B"), ValueError, r"one of 60M, .*got '2B'"),
         (lambda: unet_shapes("sd"), ValueError, r"one of ddpm-cifar10-32, .*got 'sd'"),
     ],

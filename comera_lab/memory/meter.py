@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from comera_lab.memory.pools import Measured, Pools
-from comera_lab.memory.states import STATE_RULES, state_bytes
+from comera_lab.memory.states import STATE_RULES, StateSettings, state_bytes
 
 Inputs = Sequence[int] | Tensor | Sequence[Tensor]
 
@@ -159,8 +159,7 @@ def predict(
     *,
     dtype: torch.dtype | None = None,
     master: bool = False,
-    rank: int | None = None,
-    rank_ratio: float | None = None,
+    settings: StateSettings | None = None,
     loss: Callable[[Any], Tensor] = _summed,
 ) -> Pools:
     """Predicted bytes of one training step, from shapes alone: the model is never allocated.
@@ -170,7 +169,7 @@ def predict(
 
     inputs     shape of one batch, or an example tensor (only its shape and dtype are read), or several
     optimizer  one of `STATE_RULES`; "adamw-8bit" is arithmetic only (`PREDICTED_ONLY`)
-    rank, rank_ratio  of the optimizers that project, see `low_rank`
+    settings   of the optimizer, as far as its bytes depend on them: rank, rank ratio, ..
     dtype      of weights, grads and activations; None keeps the model's own
     master     fp32 copy of the weights and fp32 moments, all in the optimizer pool; see `PRECISIONS`
     loss       output -> scalar, as in training; the default sums the output, which saves nothing more
@@ -190,9 +189,7 @@ def predict(
         grads=sum(p.numel() * p.element_size() for p in trained),
         optimizer=sum(
             4 * p.numel() * master
-            + state_bytes(
-                p.shape, optimizer, torch.float32 if master else p.dtype, rank=rank, rank_ratio=rank_ratio
-            ).total
+            + state_bytes(p.shape, optimizer, torch.float32 if master else p.dtype, settings).total
             for p in trained
         ),
         activations=meter.peak_bytes,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from comera_lab.memory.states import Shape, StateBytes, optimizer_bytes
+from comera_lab.memory.states import Shape, StateBytes, StateSettings, optimizer_bytes
 
 # name -> (hidden, FFN, layers); vocabulary 32,000, head not tied, no biases
 LLAMA = {
@@ -60,23 +60,23 @@ def count_llama(name: str, rank: int, *, bits: int = 16) -> StateBytes:
     """COAP on a LLaMA in bf16 as its public code keeps it: with `bits` 8, every moment takes one byte."""
     matrices, rest = llama_shapes(name)
     projected, plain = ("coap", "adamw") if bits == 16 else ("coap-8bit", "adamw-8bit")
-    return optimizer_bytes(matrices, projected, torch.bfloat16, rank=rank, quantize_from=0) + optimizer_bytes(
-        rest, plain, torch.bfloat16, quantize_from=0
+    settings = StateSettings(rank=rank, state_dtype=torch.bfloat16, quantize_from=0)
+    return optimizer_bytes(matrices, projected, torch.bfloat16, settings) + optimizer_bytes(
+        rest, plain, torch.bfloat16, settings
     )
 
 
+def count_unet(name: str, ratio: float, optimizer: str = "coap") -> StateBytes:
+    """COAP on a U-Net in fp32 as its public code keeps it."""
+    return optimizer_bytes(unet_shapes(name), optimizer, settings=StateSettings(rank_ratio=ratio, pointwise="out"))
+
+
 PUBLISHED = (
-    PublishedSize(
-        "DDPM CIFAR-10", "COAP-AdamW, ratio 1.5", 213.99,
-        lambda: optimizer_bytes(unet_shapes("ddpm-cifar10-32"), "coap", rank_ratio=1.5),
-    ),
-    PublishedSize(
-        "DDPM CelebA-HQ", "COAP-AdamW, ratio 2", 522.77,
-        lambda: optimizer_bytes(unet_shapes("ddpm-celebahq-256"), "coap", rank_ratio=2),
-    ),
+    PublishedSize("DDPM CIFAR-10", "COAP-AdamW, ratio 1.5", 213.99, lambda: count_unet("ddpm-cifar10-32", 1.5)),
+    PublishedSize("DDPM CelebA-HQ", "COAP-AdamW, ratio 2", 522.77, lambda: count_unet("ddpm-celebahq-256", 2)),
     PublishedSize(
         "ControlNet-SDXL", "COAP-Adafactor, ratio 2", 3704.91,
-        lambda: optimizer_bytes(unet_shapes("controlnet-sdxl"), "coap-adafactor", rank_ratio=2),
+        lambda: count_unet("controlnet-sdxl", 2, "coap-adafactor"),
     ),
     PublishedSize("LLaMA-1B", "COAP-AdamW, rank 512, bf16", 1988.34, lambda: count_llama("1B", 512)),
     PublishedSize("LLaMA-7B", "COAP-AdamW-8bit, rank 1024", 5380.51, lambda: count_llama("7B", 1024, bits=8)),

@@ -5,7 +5,7 @@ r_O, r_I channel ranks of a convolution (COAP, arXiv 2412.00071; GaLore, arXiv 2
 
     matrix (m, n)         moments 2 max(m, n) r          basis min(m, n) r
     conv (O, I, k1, k2)   moments 2 r_O r_I k1 k2        bases O r_O + I r_I
-    conv (O, I, 1, 1)     moments 2 r_O I                basis O r_O
+    conv (O, I, 1, 1)     as a matrix
     anything else         moments 2 numel
 
 Adafactor (arXiv 1804.04235) keeps a row and a column in place of the second moment. Flora (arXiv 2402.03293)
@@ -18,17 +18,18 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from comera_lab.memory.pools import QUANTIZED_BLOCK, QUANTIZED_MIN_ELEMENTS
+from comera_lab.optimizers.coap import PLAIN_UP_TO
+from comera_lab.optimizers.projection import projected_rank
+from comera_lab.optimizers.subspaces import subspace_for
 from comera_lab.shapes import ShapeError
 
 Shape = tuple[int, ...]
-# COAP leaves convolutions up to this size alone (public code, params.py).
-SMALL_CONV_ELEMENTS = 32 * 32 * 9
 
 
 @dataclass(frozen=True)
@@ -69,105 +70,97 @@ class LowRank:
     basis_elements: int
 
 
-def low_rank(shape: Iterable[int], *, rank: int | None = None, rank_ratio: float | None = None) -> LowRank | None:
-    """The projected space of a parameter of this shape, or None where it is not projected.
+@dataclass(frozen=True, kw_only=True)
+class StateSettings:
+    """What the bytes of a state depend on beside the shape; the defaults are those of the optimizers of this kit.
 
-    `rank` holds for matrices and leaves those alone whose small side is not above it; `rank_ratio` asks for
-    min(m, n) / ratio, for convolutions O / sqrt(ratio) and I / sqrt(ratio), for 1x1 kernels O / ratio, rounded
-    down. Raises ValueError for a ratio under 1 or a rank under 1, or for neither.
+    rank, rank_ratio, plain_up_to  as in `COAPAdamW`
+    state_dtype    of the moments; None is float32 for projected ones and the parameter's own for others
+    first_moment   whether the Adafactor kinds keep one (beta1 given); torch's own Adafactor has none
+    quantize_from  8-bit moments with fewer elements are kept whole
+    pointwise      which side of a 1x1 convolution is projected: the smaller one, or "out", as COAP published it
     """
-    sizes = tuple(int(size) for size in shape)
-    _check_ranks(rank, rank_ratio)
-    if len(sizes) == 2:
-        small, large = min(sizes), max(sizes)
-        chosen = int(small / rank_ratio) if rank_ratio is not None else rank or 0
-        if not 1 <= chosen <= small or (rank_ratio is None and chosen == small):
-            return None
-        return LowRank((large, chosen), small * chosen)
-    if len(sizes) == 4 and rank_ratio is not None and math.prod(sizes) > SMALL_CONV_ELEMENTS:
-        out_channels, in_channels, *kernel = sizes
-        if kernel == [1, 1]:
-            out_rank = max(1, int(out_channels / rank_ratio))
-            return LowRank((out_rank, in_channels, 1, 1), out_channels * out_rank)
-        out_rank, in_rank = (max(1, int(n / math.sqrt(rank_ratio))) for n in (out_channels, in_channels))
-        return LowRank((out_rank, in_rank, *kernel), out_channels * out_rank + in_channels * in_rank)
-    return None
+
+    rank: int | None = None
+    rank_ratio: float | None = None
+    plain_up_to: int = PLAIN_UP_TO
+    state_dtype: torch.dtype | None = None
+    first_moment: bool = True
+    quantize_from: int = QUANTIZED_MIN_ELEMENTS
+    pointwise: Literal["small", "out"] = "small"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}. Give a number of columns to keep.")
+        if self.rank_ratio is not None and not self.rank_ratio >= 1:
+            raise ValueError(f"rank_ratio must be at least 1, got {self.rank_ratio}. 4 keeps a quarter of a side.")
+
+
+def low_rank(shape: Shape, settings: StateSettings) -> LowRank | None:
+    """The projected space of a parameter of this shape, or None where it is not projected."""
+    ruled = {"rank": settings.rank, "rank_ratio": settings.rank_ratio, "plain_up_to": settings.plain_up_to}
+    subspace = subspace_for(shape, ruled)
+    if subspace is None:
+        return None
+    if settings.pointwise == "out" and len(shape) == 4 and shape[2:] == (1, 1):
+        rank = projected_rank((shape[0], shape[0]), settings.rank, settings.rank_ratio) or 0
+        return LowRank((rank, *shape[1:]), shape[0] * rank)
+    ranks = subspace.ranks(shape, ruled)
+    assert ranks is not None
+    return LowRank(subspace.low_shape(shape, ranks), sum(map(math.prod, subspace.basis_shapes(shape, ranks))))
 
 
 def state_bytes(
     shape: Iterable[int],
     optimizer: str,
     dtype: torch.dtype = torch.float32,
-    *,
-    rank: int | None = None,
-    rank_ratio: float | None = None,
-    first_moment: bool = True,
-    quantize_from: int = QUANTIZED_MIN_ELEMENTS,
+    settings: StateSettings | None = None,
 ) -> StateBytes:
-    """Bytes that `optimizer` keeps for one parameter.
-
-    optimizer      one of `STATE_RULES`
-    dtype          of moments and bases; 8-bit moments take one byte, and fp32 under `quantize_from` elements
-    first_moment   whether the Adafactor kinds keep one (beta1 given); torch's own Adafactor has none
-    """
+    """Bytes that `optimizer`, one of `STATE_RULES`, keeps for one parameter of this shape and dtype."""
+    settings = StateSettings() if settings is None else settings
     if optimizer not in STATE_RULES:
         raise ValueError(f"optimizer must be one of {', '.join(STATE_RULES)}, got {optimizer!r}. Pick one of them.")
+    if optimizer in PROJECTED and settings.rank is None and settings.rank_ratio is None:
+        raise ValueError(f"{optimizer} needs a rank or a rank_ratio, got neither. Give rank_ratio=4.")
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise ShapeError(f"a shape must hold sizes of at least 0, got {sizes}. Give the shape of a parameter.")
-    space = low_rank(sizes, rank=rank, rank_ratio=rank_ratio) if optimizer in PROJECTED else None
-    return STATE_RULES[optimizer](_Parameter(sizes, space, dtype.itemsize, first_moment, quantize_from))
+    return STATE_RULES[optimizer](_Parameter(sizes, dtype, settings))
 
 
 def optimizer_bytes(
     parameters: Iterable[Tensor | Iterable[int]],
     optimizer: str,
     dtype: torch.dtype | None = None,
-    *,
-    rank: int | None = None,
-    rank_ratio: float | None = None,
-    first_moment: bool = True,
-    quantize_from: int = QUANTIZED_MIN_ELEMENTS,
+    settings: StateSettings | None = None,
 ) -> StateBytes:
     """Bytes that `optimizer` keeps for all parameters: shapes, or tensors, on the meta device too.
 
-    `dtype` None takes that of a tensor, and fp32 for a shape. Parameters with other settings go into a call of
+    `dtype` None takes that of a tensor, and float32 for a shape. Parameters with other settings go into a call of
     their own: results add up.
     """
     total = StateBytes()
     for parameter in parameters:
-        own = parameter.dtype if isinstance(parameter, Tensor) else torch.float32
-        total += state_bytes(
-            parameter.shape if isinstance(parameter, Tensor) else parameter,
-            optimizer,
-            own if dtype is None else dtype,
-            rank=rank,
-            rank_ratio=rank_ratio,
-            first_moment=first_moment,
-            quantize_from=quantize_from,
-        )
+        shape, own = (parameter.shape, parameter.dtype) if isinstance(parameter, Tensor) else (parameter, torch.float32)
+        total += state_bytes(shape, optimizer, own if dtype is None else dtype, settings)
     return total
 
 
 @dataclass(frozen=True)
 class _Parameter:
     shape: Shape
-    space: LowRank | None
-    itemsize: int
-    first_moment: bool
-    quantize_from: int
+    dtype: torch.dtype
+    settings: StateSettings
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def state_shape(self) -> Shape:
-        return self.shape if self.space is None else self.space.shape
-
-    @property
-    def basis_bytes(self) -> int:
-        return 0 if self.space is None else self.space.basis_elements * self.itemsize
+    def moment_size(self, *, projected: bool) -> int:
+        """Bytes of an element of a moment."""
+        if self.settings.state_dtype is not None:
+            return self.settings.state_dtype.itemsize
+        return max(self.dtype.itemsize, 4) if projected else self.dtype.itemsize
 
 
 def _step_counter_bytes() -> int:
@@ -176,16 +169,38 @@ def _step_counter_bytes() -> int:
 
 
 def _adam(parameter: _Parameter) -> StateBytes:
-    moments = 2 * math.prod(parameter.state_shape) * parameter.itemsize
-    return StateBytes(moments, parameter.basis_bytes, 0, _step_counter_bytes())
+    return StateBytes(2 * parameter.numel * parameter.dtype.itemsize, 0, 0, _step_counter_bytes())
 
 
 def _adam_8bit(parameter: _Parameter) -> StateBytes:
-    numel = math.prod(parameter.state_shape)
-    if numel < parameter.quantize_from:
-        return StateBytes(2 * 4 * numel, parameter.basis_bytes, 0, _step_counter_bytes())
-    blocks = -(-numel // QUANTIZED_BLOCK)
-    return StateBytes(2 * numel, parameter.basis_bytes, 2 * 4 * blocks, _step_counter_bytes())
+    if parameter.numel < parameter.settings.quantize_from:
+        return StateBytes(2 * 4 * parameter.numel, 0, 0, _step_counter_bytes())
+    return _codes(parameter.numel)
+
+
+def _codes(numel: int, basis_bytes: int = 0) -> StateBytes:
+    """Two moments of one byte an element, with a float32 scale a block."""
+    return StateBytes(2 * numel, basis_bytes, 2 * 4 * -(-numel // QUANTIZED_BLOCK), _step_counter_bytes())
+
+
+def _projected(parameter: _Parameter) -> StateBytes:
+    space = low_rank(parameter.shape, parameter.settings)
+    shape, basis_bytes = _space_of(parameter, space)
+    moments = 2 * math.prod(shape) * parameter.moment_size(projected=space is not None)
+    return StateBytes(moments, basis_bytes, 0, _step_counter_bytes())
+
+
+def _projected_8bit(parameter: _Parameter) -> StateBytes:
+    shape, basis_bytes = _space_of(parameter, low_rank(parameter.shape, parameter.settings))
+    whole = math.prod(shape) < parameter.settings.quantize_from
+    return _projected(parameter) if whole else _codes(math.prod(shape), basis_bytes)
+
+
+def _space_of(parameter: _Parameter, space: LowRank | None) -> tuple[Shape, int]:
+    """Shape of the moments, and bytes of the bases."""
+    if space is None:
+        return parameter.shape, 0
+    return space.shape, space.basis_elements * parameter.dtype.itemsize
 
 
 def _factored(shape: Shape) -> int:
@@ -197,35 +212,42 @@ def _factored(shape: Shape) -> int:
 
 def _adafactor(parameter: _Parameter) -> StateBytes:
     """torch.optim.Adafactor: no first moment."""
-    return StateBytes(_factored(parameter.shape) * parameter.itemsize, 0, 0, _step_counter_bytes())
+    return StateBytes(_factored(parameter.shape) * parameter.dtype.itemsize, 0, 0, _step_counter_bytes())
 
 
-def _coap_adafactor(parameter: _Parameter) -> StateBytes:
-    shape = parameter.state_shape
-    first = math.prod(shape) if parameter.first_moment else 0
-    return StateBytes((first + _factored(shape)) * parameter.itemsize, parameter.basis_bytes, 0, _step_counter_bytes())
+def _projected_adafactor(parameter: _Parameter) -> StateBytes:
+    space = low_rank(parameter.shape, parameter.settings)
+    shape, basis_bytes = _space_of(parameter, space)
+    first = math.prod(shape) if parameter.settings.first_moment else 0
+    size = parameter.moment_size(projected=space is not None)
+    return StateBytes((first + _factored(shape)) * size, basis_bytes, 0, _step_counter_bytes())
 
 
 def _flora(parameter: _Parameter) -> StateBytes:
-    first = math.prod(parameter.state_shape) if parameter.first_moment else 0
-    return StateBytes((first + _factored(parameter.shape)) * parameter.itemsize, 0, 0, _step_counter_bytes())
+    """All float32; a convolution is taken as the matrix (out, in * window)."""
+    shape, settings = parameter.shape, parameter.settings
+    flat = (shape[0], math.prod(shape[1:])) if len(shape) == 4 else shape
+    space = low_rank(flat, settings)
+    first = math.prod(flat if space is None else space.shape) if settings.first_moment else 0
+    return StateBytes(4 * (first + _factored(shape)), 0, 0, _step_counter_bytes())
 
 
 def _bytes_by_count(optimizer: str, numel: int, itemsize: int) -> int:
-    return STATE_RULES[optimizer](_Parameter((numel,), None, itemsize, True, QUANTIZED_MIN_ELEMENTS)).total
+    dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
+    return STATE_RULES[optimizer](_Parameter((numel,), dtype, StateSettings())).total
 
 
 # name -> bytes of one parameter; `PROJECTED` ones need a rank or a ratio
 STATE_RULES: dict[str, Callable[[_Parameter], StateBytes]] = {
     "sgd": lambda parameter: StateBytes(),
-    "momentum": lambda parameter: StateBytes(parameter.numel * parameter.itemsize),
+    "momentum": lambda parameter: StateBytes(parameter.numel * parameter.dtype.itemsize),
     "adamw": _adam,
     "adamw-8bit": _adam_8bit,
     "adafactor": _adafactor,
-    "coap": _adam,
-    "coap-8bit": _adam_8bit,
-    "coap-adafactor": _coap_adafactor,
-    "galore": _adam,
+    "coap": _projected,
+    "coap-8bit": _projected_8bit,
+    "coap-adafactor": _projected_adafactor,
+    "galore": _projected,
     "flora": _flora,
 }
 PROJECTED = frozenset({"coap", "coap-8bit", "coap-adafactor", "galore", "flora"})
@@ -234,12 +256,3 @@ PROJECTED = frozenset({"coap", "coap-8bit", "coap-adafactor", "galore", "flora"}
 OPTIMIZERS: dict[str, Callable[[int, int], int]] = {
     name: partial(_bytes_by_count, name) for name in ("sgd", "momentum", "adamw", "adamw-8bit")
 }
-
-
-def _check_ranks(rank: int | None, rank_ratio: float | None) -> None:
-    if rank is None and rank_ratio is None:
-        raise ValueError("a projected optimizer needs a rank or a rank_ratio, got neither. Give rank_ratio=4.")
-    if rank is not None and rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}. Give a number of columns to keep.")
-    if rank_ratio is not None and not rank_ratio >= 1:
-        raise ValueError(f"rank_ratio must be at least 1, got {rank_ratio}. 4 keeps a quarter of the small side.")
