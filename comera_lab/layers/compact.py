@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,17 +27,22 @@ def compact(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
 
     Outputs stay the same: what is cut was multiplied by 0. Cores and gates become new, smaller Parameters; the
     optimizer gets them in the place of the old ones, every state tensor of a core's or gate's own shape is sliced
-    alike, so training goes on as if nothing had happened. Gates stay and may close further. A layer with a dead
-    bond keeps a rank-1 train of zeros. `optimizer` None is for inference.
+    alike, so training goes on as if nothing had happened. An optimizer with a method `cut_state(parameter, kept)`
+    cuts projected and 8-bit state itself. Gates stay and may close further. A layer with a dead bond keeps a rank-1
+    train of zeros. `optimizer` None is for inference.
 
     Raises ValueError, changing nothing, when there are no gates, when the optimizer holds none of the cores,
-    or when it keeps state of another shape for one of them (fp8 blocks, projections): step it first with a
-    state that can be sliced.
+    or when it keeps state of another shape for one of them and cannot cut it.
     """
     layers = {name: layer for name, layer in tt_layers(model).items() if len(layer.gates)}
     if not layers:
         raise ValueError(
             "compact needs tensor-train layers with gates, got none. Call layer.add_gates() before training."
+        )
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "compact must get the inner model, got one wrapped in DistributedDataParallel, which would go on reducing the "
+            "old cores. Call compact(model.module, optimizer) in every process, then wrap it again."
         )
     if optimizer is not None:
         _check_optimizer(layers, optimizer)
@@ -60,38 +65,39 @@ def _cut(layer: TTModule, optimizer: torch.optim.Optimizer | None) -> None:
         keep = [kept.new_zeros(1) for kept in keep]
     ends = [torch.arange(1, device=keep[0].device), *keep, torch.arange(1, device=keep[0].device)]
 
-    def core_cut(k: int) -> Callable[[Tensor], Tensor]:
-        return lambda tensor: tensor.index_select(0, ends[k]).index_select(-1, ends[k + 1])
-
-    def gate_cut(k: int) -> Callable[[Tensor], Tensor]:
-        return lambda tensor: tensor.index_select(0, keep[k])
-
     for k in range(len(layer.cores)):
-        layer.cores[k] = _replace(layer.cores[k], core_cut(k), optimizer)
+        layer.cores[k] = _replace(layer.cores[k], {0: ends[k], layer.cores[k].ndim - 1: ends[k + 1]}, optimizer)
     for k in range(len(layer.gates)):
-        layer.gates[k] = _replace(layer.gates[k], gate_cut(k), optimizer)
+        layer.gates[k] = _replace(layer.gates[k], {0: keep[k]}, optimizer)
     if dead:
         with torch.no_grad():
             layer.cores[0].zero_()
     layer.shape = layer.shape.with_ranks((1, *(len(kept) for kept in keep), 1))
 
 
-def _replace(
-    old: nn.Parameter, cut: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None
-) -> nn.Parameter:
-    new = nn.Parameter(cut(old.detach()).contiguous(), requires_grad=old.requires_grad)
+def _replace(old: nn.Parameter, kept: Mapping[int, Tensor], optimizer: torch.optim.Optimizer | None) -> nn.Parameter:
+    """A Parameter of the entries kept[d] along each dimension d, in the optimizer's groups and state too."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        for dim, index in kept.items():
+            tensor = tensor.index_select(dim, index)
+        return tensor.contiguous()
+
+    new = nn.Parameter(cut(old.detach()), requires_grad=old.requires_grad)
     if old.grad is not None:
-        new.grad = cut(old.grad).contiguous()
+        new.grad = cut(old.grad)
     if optimizer is None:
         return new
-    for group in optimizer.param_groups:
-        group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
     if old in optimizer.state:
-        state = optimizer.state.pop(old)
+        cut_state = getattr(optimizer, "cut_state", None)
+        state = optimizer.state[old] if cut_state is None else cut_state(old, kept)
+        del optimizer.state[old]
         optimizer.state[new] = {
-            key: cut(value).contiguous() if torch.is_tensor(value) and value.shape == old.shape else value
+            key: cut(value) if cut_state is None and torch.is_tensor(value) and value.shape == old.shape else value
             for key, value in state.items()
         }
+    for group in optimizer.param_groups:
+        group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
     return new
 
 
@@ -104,6 +110,8 @@ def _check_optimizer(layers: dict[str, TTModule], optimizer: torch.optim.Optimiz
                     f"the optimizer must hold the cores and gates of the model, got one without those of {name!r}. "
                     "Pass the optimizer that trains this model, or none for inference."
                 )
+            if hasattr(optimizer, "cut_state"):
+                continue
             for key, value in optimizer.state.get(parameter, {}).items():
                 if torch.is_tensor(value) and value.numel() > 1 and value.shape != parameter.shape:
                     raise ValueError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from comera_lab.optimizers import checks
+from comera_lab.optimizers.cutting import cut_state
 from comera_lab.optimizers.report import OptimizerReport, OptimizerRow
 from comera_lab.optimizers.stacks import Slot, lift_all, project_all
 from comera_lab.optimizers.subspaces import Bases, Subspace, bases_of, subspace_for, subspace_of
@@ -148,6 +149,16 @@ class ProjectedOptimizer(torch.optim.Optimizer):
             used = sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
             rows.append(OptimizerRow(name, shape, ranks, subspace.side(shape) if subspace else None, used))
         return OptimizerReport(tuple(rows))
+
+    def cut_state(self, parameter: Tensor, kept: Mapping[int, Tensor]) -> dict[str, Any]:
+        """State for a copy of `parameter` that keeps, along each dimension d in `kept`, the entries kept[d] alone.
+
+        Changes nothing: put the state into `optimizer.state` under the cut parameter, and that into its group.
+        """
+        for known, group, _ in self._parameters():
+            if known is parameter:
+                return cut_state(self.state.get(parameter, {}), tuple(parameter.shape), kept, bits=group["bits"])
+        raise ValueError("the optimizer must hold the parameter, got another one. Cut before it is replaced.")
 
     # the first half of a step
 

@@ -86,7 +86,7 @@ class COAPAdamW(ProjectedOptimizer):
         return state
 
     def momentum(self, slot: Slot) -> Tensor | None:
-        return read_moment(slot.state, MOMENTS[0], self._low_shape(slot))
+        return read_moment(slot.state, MOMENTS[0], slot.low_shape)
 
     def transfer(self, slot: Slot, old: Bases) -> None:
         assert slot.subspace is not None
@@ -120,12 +120,6 @@ class COAPAdamW(ProjectedOptimizer):
             for slot, direction in zip(other, directions, strict=True):
                 decay = 1 - rate * group["weight_decay"]
                 descend(slot.parameter, direction, rate, decay, stochastic=group["stochastic_rounding"])
-
-    @staticmethod
-    def _low_shape(slot: Slot) -> tuple[int, ...]:
-        assert slot.subspace is not None
-        ranks = tuple(basis.shape[1] for basis in slot.bases)
-        return slot.subspace.low_shape(tuple(slot.parameter.shape), ranks)
 
 
 def _adamw(

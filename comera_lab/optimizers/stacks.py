@@ -34,6 +34,11 @@ class Slot:
         return int(self.state["step"]) if "step" in self.state else 0
 
     @property
+    def low_shape(self) -> tuple[int, ...]:
+        assert self.subspace is not None
+        return self.subspace.low_shape(tuple(self.parameter.shape), tuple(basis.shape[1] for basis in self.bases))
+
+    @property
     def projected(self) -> Tensor:
         """The gradient in the small coordinates."""
         assert self.low is not None
