@@ -174,7 +174,7 @@ def _adam(parameter: _Parameter) -> StateBytes:
 
 def _adam_8bit(parameter: _Parameter) -> StateBytes:
     if parameter.numel < parameter.settings.quantize_from:
-        return StateBytes(2 * 4 * parameter.numel, 0, 0, _step_counter_bytes())
+        return _projected(parameter)
     return _codes(parameter.numel)
 
 
