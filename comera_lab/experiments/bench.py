@@ -102,6 +102,13 @@ def _cpu_rows(device: torch.device) -> Iterator[BenchRow]:
     yield from _encoder_rows(
         ENCODER, Case(rows=8 * 128, in_features=768, out_features=3072, rank=30), device, repeats=5
     )
+    yield from _embedding_rows(device)
+
+
+def _embedding_rows(device: torch.device) -> Iterator[BenchRow]:
+    from comera_lab.experiments.bench_embeddings import embedding_rows  # which uses the clocks below
+
+    return embedding_rows(device)
 
 
 def _gpu_rows(device: torch.device) -> Iterator[BenchRow]:

@@ -163,6 +163,34 @@ class DiffusionResultRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecommenderRow:
+    """How one recommender ended, on the test split. `learning_rate` and `epochs` were chosen on dev, best `dev_auc`.
+
+    `normalised_entropy` is the cross-entropy over that of the base rate. `table_mib` counts all tables, small ones
+    included; `total_ratio` is the dense model over this one, `tables_ratio` the same for tables. `calibration` holds
+    [mean probability, share of yes, rows] for ten bins of equally many rows.
+    """
+
+    model: str
+    rank: int | None
+    target_ratio: float | None
+    seed: int
+    learning_rate: float
+    epochs: int
+    steps: int
+    dev_auc: float
+    auc: float
+    normalised_entropy: float
+    accuracy: float
+    table_mib: float
+    total_mib: float
+    tables_ratio: float
+    total_ratio: float
+    calibration: list[Any]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
 
@@ -192,6 +220,7 @@ Row = (
     | RankResultRow
     | DiffusionRow
     | DiffusionResultRow
+    | RecommenderRow
     | BenchRow
 )
 
@@ -205,6 +234,7 @@ _KINDS: dict[str, type[Row]] = {
     "rank_result": RankResultRow,
     "diffusion": DiffusionRow,
     "diffusion_result": DiffusionResultRow,
+    "recommender": RecommenderRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
