@@ -11,21 +11,25 @@ import importlib
 import warnings
 
 import torch
+from torch import Tensor
 
-from comera_lab.kernels.cases import CompileCase
+from comera_lab.kernels.cases import CompileCase, Tile
 from comera_lab.runtime import TritonStatus, triton_status
 
-__all__ = ["CompileCase", "KernelStatus", "available", "takes_triton"]
+__all__ = ["CompileCase", "KernelStatus", "Tile", "available", "takes_triton", "unsupported"]
 
 KernelStatus = TritonStatus
 # bf16, cp.async and the matrix instructions that the tiles count on
 OLDEST_CAPABILITY = (8, 0)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The sums of one row of x A live in registers: 128 numbers of fp32 fill them at the shipped tiles.
+MAX_RANK = 128
 
 
 def available(strict: bool = False) -> KernelStatus:
     """What kernels can do in this process: "compile", "interpreter", "no-gpu", "absent" or "broken", and why.
 
-    Where they should run, a one-element kernel is really launched. A missing or broken triton is told by one
+    Where they should run, a small kernel is really launched. A missing or broken triton is told by one
     RuntimeWarning a process; `strict` raises ImportError instead.
     """
     status = triton_status()
@@ -42,11 +46,11 @@ def available(strict: bool = False) -> KernelStatus:
 def _probe_fault(kind: str) -> str | None:
     """Why a kernel cannot be launched although triton imports, or None."""
     try:
-        launch = importlib.import_module("comera_lab.kernels.probe").launch
-        value = launch(torch.device("cuda" if kind == "compile" else "cpu"))
+        probe = importlib.import_module("comera_lab.kernels.probe")
+        value = probe.wrote(torch.device("cuda" if kind == "compile" else "cpu"))
     except Exception as error:  # no ptxas, a stub, no C compiler: the reason is the report
         return f"launching a triton kernel failed with {type(error).__name__}: {error}"
-    return None if value == 1 else f"a triton kernel that writes 1 wrote {value}"
+    return None if value == probe.COUNT else f"a triton kernel that writes {probe.COUNT} wrote {value}"
 
 
 @functools.cache
@@ -68,6 +72,16 @@ def takes_triton(backend: str | None, device: torch.device, unsupported: str | N
     if reason and backend is not None:
         raise ValueError(f"backend='triton' cannot run this: {reason}. Use backend=None or 'torch'.")
     return reason is None
+
+
+def unsupported(rank: int, *tensors: Tensor) -> str | None:
+    """Why no kernel of the TT operations takes these floating tensors at this rank, or None. Looks at no value."""
+    dtypes, devices = {tensor.dtype for tensor in tensors}, {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        return f"the tensors are on several devices: {sorted(map(str, devices))}"
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        return f"the kernels take one dtype of {DTYPES}, got {sorted(map(str, dtypes))}"
+    return None if rank <= MAX_RANK else f"the kernels take ranks up to {MAX_RANK}, got {rank}"
 
 
 def _obstacle(device: torch.device) -> str | None:

@@ -1,4 +1,4 @@
-"""What a kernel file ships, as cases that `triton.compile` takes on a machine without a GPU.
+"""What a kernel file ships: tiles, and cases that `triton.compile` takes on a machine without a GPU.
 
 Every kernel file has `compile_cases()`, a generator of `CompileCase` over its shipped tiles and dtypes.
 """
@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 WARP_THREADS = 32
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program works on at a time, rows x columns, and how: warps, and stages of loads in flight."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
 
 
 @dataclass(frozen=True)

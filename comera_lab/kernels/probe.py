@@ -1,4 +1,4 @@
-"""out[0] = 1: the smallest kernel, launched once to learn whether kernels run here at all. One program, one store."""
+"""out[0] = count: the smallest kernel with a loop, launched once to learn whether kernels run here at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import torch
 import triton
 import triton.language as tl
 
+COUNT = 3
+
 
 @triton.jit
-def _probe_kernel(out_ptr):
-    tl.store(out_ptr, 1)
+def _probe_kernel(out_ptr, count):
+    # Bounds known at run time only: the interpreter of triton 3.6 fails on them beside numpy 2.4.
+    total = 0
+    for _ in range(count):
+        total += 1
+    tl.store(out_ptr, total)
 
 
-def launch(device: torch.device) -> int:
-    """What the kernel wrote on `device`: 1."""
+def wrote(device: torch.device) -> int:
+    """What the kernel wrote on `device`; it should be COUNT."""
     out = torch.zeros(1, dtype=torch.int32, device=device)
-    _probe_kernel[(1,)](out)
+    _probe_kernel[(1,)](out, COUNT)
     return int(out)
