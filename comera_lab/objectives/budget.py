@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from comera_lab.cores import apply_gates
 from comera_lab.layers import TTModule
@@ -40,7 +40,9 @@ def meet_target(
 
     Without data an entry is worth the squared share of its layer's matrix that it carries, ||W - W'||^2 / ||W||^2.
     With `loss_of`, which yields a few batch losses, it is worth sum (g dL/dg)^2 over the batches (Molchanov et al.,
-    arXiv 1611.06440). `bounds` maps name patterns to (floor, ceiling) of every rank; a floor of 0 lets a layer go
+    arXiv 1611.06440); with several processes these sums are added up, so every process must call it and all close the
+    same entries. Yield losses of the inner `model.module` of a DDP model: DDP cannot follow torch.autograd.grad.
+    `bounds` maps name patterns to (floor, ceiling) of every rank; a floor of 0 lets a layer go
     altogether, the default floor is 1. Entries that still fit at the end are opened again, so that the result is as
     close below the limit as single entries allow. Raises ValueError, changing nothing, when the floors alone
     exceed the limit, when every entry is dead, or when a score is not finite.
@@ -185,6 +187,9 @@ def _taylor_worth(
         for sum_, gate, grad in zip(worth, gates, grads, strict=True):
             if grad is not None:
                 sum_ += (gate.detach() * grad).double().square()
+    if distributed.is_available() and distributed.is_initialized():
+        for score in worth:
+            distributed.all_reduce(score)
     if not all(torch.isfinite(score).all() for score in worth):
         raise ValueError(
             "scores of gate entries must be finite, got NaN or Inf from the losses given. Check the batches."
