@@ -148,6 +148,27 @@ def test_meet_target_writes_gates_alone_and_leaves_no_gradient() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("make", [lambda: EarlyStage(0.7), lambda: LateStage(target_ratio=0.5)])
+def test_refused_loss_leaves_schedule_and_target_where_they_were(make: Callable[[], Objective]) -> None:
+    model, objective = _model(), make()
+    before = copy.deepcopy(objective)
+    with pytest.raises(ValueError, match="task loss must be finite, got nan"):
+        objective(torch.tensor(torch.nan), model)
+    assert objective == before
+
+
+def test_target_for_a_model_of_dead_gates_is_refused() -> None:
+    model = _model()
+    with torch.no_grad():
+        for layer in tt_layers(model).values():
+            layer.gates[0].zero_()
+    for part in ("model", "tensorised"):
+        late = LateStage(target_ratio=0.5, part=part)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="gate entries are all dead"):
+            late(_loss(model), model)
+        assert late.limit is None
+
+
 # torch.compile
 
 # While it traces, dynamo makes warnings about its own doings, hides them from people, and cannot hide them from a

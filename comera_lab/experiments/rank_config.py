@@ -99,8 +99,8 @@ def core_limit(model: nn.Module, config: RankConfig) -> int | None:
         )
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ValueError(
-            "rank training cuts cores, which DistributedDataParallel cannot follow, got a model wrapped in it. Train it "
-            "in one process, or write a loop with EarlyStage or LateStage and wrap the model again after each compact."
+            "rank training cuts cores, which DistributedDataParallel cannot follow, got a model wrapped in it. "
+            "Train it in one process, or write a loop with EarlyStage or LateStage and wrap again after each compact."
         )
     size = model_size(model)
     if not size.cores:

@@ -41,8 +41,8 @@ def compact(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
         )
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ValueError(
-            "compact must get the inner model, got one wrapped in DistributedDataParallel, which would go on reducing the "
-            "old cores. Call compact(model.module, optimizer) in every process, then wrap it again."
+            "compact must get the inner model, got one wrapped in DistributedDataParallel, which would go on with "
+            "the old cores. Call compact(model.module, optimizer) in every process, then wrap it again."
         )
     if optimizer is not None:
         _check_optimizer(layers, optimizer)

@@ -52,8 +52,9 @@ class EarlyStage:
     def __call__(self, loss: Tensor, model: nn.Module) -> Tensor:
         """The scalar to differentiate; `loss` is the task loss of this batch. The model is only read."""
         gamma = self.gamma(self.calls) if callable(self.gamma) else self.gamma
+        total = _with_decay(_finite(loss) + gamma * size_surrogate(model), model, self.beta)
         self.calls += 1
-        return _with_decay(_finite(loss) + gamma * size_surrogate(model), model, self.beta)
+        return total
 
 
 @dataclass
@@ -99,6 +100,11 @@ class LateStage:
         """Fix the target for `model` as core elements allowed; raises ValueError for one out of reach."""
         gated_layers(model)
         size = model_size(model)
+        if not size.cores:
+            raise ValueError(
+                "every tensor-train layer has a bond whose gate entries are all dead, got a model of biases. "
+                "Start from a model that is alive, or train with a smaller gamma."
+            )
         whole = self.part == "model"
         dense, dense_bytes = (size.dense, size.dense_bytes) if whole else (0, 0)
         if self.target_ratio is not None:
@@ -127,9 +133,9 @@ class LateStage:
 
     def __call__(self, loss: Tensor, model: nn.Module) -> Tensor:
         """The scalar to differentiate. The first call fixes the target if `start` has not. The model is only read."""
+        value = _finite(loss).detach().float()
         limit = self.start(model) if self.limit is None else self.limit
         layers = gated_layers(model)
-        value = _finite(loss).detach().float()
         self.smooth_loss = value if self.smooth_loss is None else 0.95 * self.smooth_loss + 0.05 * value
         best = self.smooth_loss if self.best_loss is None else torch.minimum(self.best_loss, self.smooth_loss)
         self.best_loss = best
