@@ -272,9 +272,14 @@ def test_I05_ranks_and_gates_are_equal_on_both_processes_through_training_and_cu
         subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=Path(__file__).parent, stderr=subprocess.PIPE)
         for rank in (0, 1)
     ]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=120)
-        assert worker.returncode == 0, errors.decode()
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0, errors.decode()
+    finally:
+        for worker in workers:  # where one has failed, the other waits for it for ever
+            worker.kill()
+            worker.communicate()
     one, other = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     for name, values in one.items():
         assert values[1:] == other[name][1:], name
