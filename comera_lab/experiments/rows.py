@@ -142,7 +142,8 @@ class DiffusionResultRow:
     """How one training of a diffusion study ended. `optimizer_bytes` are those of its state tensors after the run.
 
     `loss_mse` is the mean of the last 50 steps. `frechet_real` and `frechet_noise` are the distances of held-out real
-    images and of noise. Times are medians over the steps: the whole one, and the update alone.
+    images and of noise. Times are of steps of all methods in turn, on a quiet machine: medians of the whole step and
+    of the update alone, and the slowest update, in which bases are renewed.
     """
 
     optimizer: str
@@ -159,6 +160,7 @@ class DiffusionResultRow:
     optimizer_bytes: int
     step_time_ms: float
     update_time_ms: float
+    slowest_update_time_ms: float
     elapsed_s: float
 
 
@@ -188,6 +190,31 @@ class RecommenderRow:
     total_ratio: float
     calibration: list[Any]
     elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRow:
+    """What the compiler made of one kernel at one tile for sm_`capability`: read off the machine code, nothing was run.
+
+    `registers` are per thread; `spill_bytes` are a thread's bytes of stack, `shared_bytes` a program's. Instructions
+    are counted in the listing: `matrix_instructions` of the kind "wgmma" or "mma", loads from global memory (copies
+    into shared memory included), and those of them that move 16 bytes a thread. `products` holds the operand types
+    of the matrix products in the source, such as "bf16".
+    """
+
+    kernel: str
+    capability: int
+    warps: int
+    stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    products: list[Any]
+    matrix_kind: str | None
+    matrix_instructions: int
+    loads: int
+    wide_loads: int
+    wide_stores: int
 
 
 @dataclass(frozen=True, kw_only=True)
