@@ -44,6 +44,7 @@ LESSONS = (
     "04_a_tt_layer_that_trains",
     "05_letting_training_choose_the_ranks",
     "06_hitting_a_compression_target",
+    "09_projecting_gradients",
 )
 FILES = [folder / f"{name}.ipynb" for name in LESSONS for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")]
 CELL_SECONDS, LESSON_SECONDS = 30, 180

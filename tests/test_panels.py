@@ -25,12 +25,14 @@ NUMBERS = {
     "spectrum": ("energy",),
     "race": ("width", "rank", "seconds"),
     "ranks": ("target_ratio", "max_rank", "gamma", "gate_rate", "early_steps", "late_steps"),
+    "projection": ("projection_rank", "update_interval", "refresh_factor"),
 }
 CHOICES = {
     "memory": ("precision", "optimizer"),
     "spectrum": ("source",),
     "race": ("axis",),
     "ranks": ("size_part", "gate_kind"),
+    "projection": ("projection_method", "gradient_precision"),
 }
 KINDS = {
     "start": lab.StartPanel,
@@ -39,6 +41,7 @@ KINDS = {
     "spectrum": lab.SpectrumPanel,
     "race": lab.RacePanel,
     "ranks": lab.RankTrainingPanel,
+    "projection": lab.ProjectionPanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]
 

@@ -17,6 +17,7 @@ from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
 from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
 from comera_lab.panels.pictures import image_row  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
+from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
 from comera_lab.panels.ranks import RankTrainingPanel  # noqa: E402
 from comera_lab.panels.shape import ShapePanel  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryPanel",
     "ParetoPanel",
     "Predict",
+    "ProjectionPanel",
     "Question",
     "RacePanel",
     "RankTrainingPanel",

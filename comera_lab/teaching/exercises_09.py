@@ -37,7 +37,8 @@ def low_rank_step(W: Tensor, G: Tensor, P: Tensor, lr: float, scale: float, adam
 
 
 def _basis(cols: int, rank: int, generator: torch.Generator) -> Tensor:
-    return torch.linalg.qr(torch.randn(cols, rank, generator=generator)).Q
+    Q: Tensor = torch.linalg.qr(torch.randn(cols, rank, generator=generator)).Q
+    return Q
 
 
 def _captured_cases(generator: torch.Generator) -> list[tuple[Any, ...]]:

@@ -13,7 +13,8 @@ BLOCK = 16
 def warm_refresh(G: Tensor, P: Tensor) -> Tensor:
     """New basis (cols, rank) of G (rows, cols) from the old one: look with P, make orthonormal, small SVD."""
     Q = torch.linalg.qr(G @ P).Q
-    return torch.linalg.svd(Q.T @ G, full_matrices=False).Vh.T
+    Vh: Tensor = torch.linalg.svd(Q.T @ G, full_matrices=False).Vh
+    return Vh.T
 
 
 def move_factor(c: float, scale_free: bool) -> float:
@@ -94,11 +95,13 @@ def _codes_view(output: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _not_warm(G: Tensor, P: Tensor) -> Tensor:
-    return torch.linalg.svd(G, full_matrices=False).Vh[: P.shape[1]].T
+    Vh: Tensor = torch.linalg.svd(G, full_matrices=False).Vh
+    return Vh[: P.shape[1]].T
 
 
 def _not_orthonormal(G: Tensor, P: Tensor) -> Tensor:
-    return (torch.linalg.qr(G @ P).Q.T @ G).T
+    Q: Tensor = torch.linalg.qr(G @ P).Q
+    return (Q.T @ G).T
 
 
 def _floor(x: Tensor, code: Tensor) -> tuple[Tensor, float]:

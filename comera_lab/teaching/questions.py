@@ -109,6 +109,20 @@ def _half_the_cores() -> tuple[int, str]:
     )
 
 
+def _stale_basis() -> tuple[int, str]:
+    from comera_lab.optimizers.projection import captured_energy, svd_basis
+    from comera_lab.panels.projection_run import digits_tape
+
+    gradients = digits_tape().gradients
+    basis = svd_basis(gradients[0], rank=8)
+    first, later = (100 * float(captured_energy(gradients[step], basis)) for step in (0, 50))
+    index = min(range(3), key=lambda choice: abs(later - (95, 50, 15)[choice]))
+    return index, (
+        f"{first:.1f} % of the first gradient, {later:.0f} % of the one 50 steps later (computed just now). A basis "
+        "ages, and the first gradient of a training is a poor guide to the rest. Chance alone would keep 3 %."
+    )
+
+
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
@@ -158,6 +172,13 @@ def guess(lesson: str) -> Predict:
             choices=("half of it", "about two thirds", "nearly all of it"),
             then="Now set the target above to 0.5, press Start, and watch both lines of the size chart.",
             answer=_half_the_cores,
+        ),
+        "09": Question(
+            text="A basis of 8 directions of 256 is made from the first gradient of a training, and kept. How much of "
+            "the gradient's energy lies inside it 50 steps later?",
+            choices=("nearly all of it", "about half", "less than a quarter"),
+            then="Now set the update interval above to 60, press Start, and look at the first 60 steps.",
+            answer=_stale_basis,
         ),
     }
     if lesson not in questions:
