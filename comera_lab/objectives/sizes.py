@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,26 +111,32 @@ class _Bonds:
 
     @classmethod
     def of(cls, layers: Iterable[TTModule], like: Tensor) -> _Bonds:
+        # Kept for the next step: the shapes change only when a model is cut.
+        return cls._of(tuple((layer.shape.modes, layer.shape.ranks) for layer in layers), like.dtype, like.device)
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def _of(cls, shapes: tuple[tuple[Sequence[int], Sequence[int]], ...], dtype: Any, device: torch.device) -> _Bonds:
         left: list[int] = []
         right: list[int] = []
         modes: list[int] = []
         owner: list[int] = []
         entries: list[int] = []
         count = 0
-        for number, layer in enumerate(layers):
-            places = [0, *range(count + 1, count + 1 + len(layer.gates)), 0]
+        for number, (sizes, ranks) in enumerate(shapes):
+            inner = ranks[1:-1]
+            places = [0, *range(count + 1, count + 1 + len(inner)), 0]
             left += places[:-1]
             right += places[1:]
-            modes += layer.shape.modes
-            owner += [number] * len(layer.shape.modes)
-            for gate in layer.gates:
-                entries += [count] * len(gate)
+            modes += sizes
+            owner += [number] * len(sizes)
+            for rank in inner:
+                entries += [count] * rank
                 count += 1
-        device = like.device
         return cls(
             torch.tensor(left, device=device),
             torch.tensor(right, device=device),
-            torch.tensor(modes, dtype=like.dtype, device=device),
+            torch.tensor(modes, dtype=dtype, device=device),
             torch.tensor(owner, device=device),
             torch.tensor(entries, device=device),
             count,
