@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands.add_parser("train", help="train a small model on real digits and record it"))
 
     bench = commands.add_parser("bench", help="measure tensor-train layers against dense ones here")
-    bench.add_argument("--suite", choices=("cpu", "gpu"), default="cpu")
+    bench.add_argument("--suite", choices=("cpu", "gpu", "kernels-static"), default="cpu")
     bench.add_argument("--out", type=Path, help="append the measurements to this JSON-lines file")
     bench.set_defaults(run=_bench)
 
@@ -218,10 +218,14 @@ def _print_evaluation(row: object) -> None:
 
 def _bench(options: argparse.Namespace) -> int:
     from comera_lab.experiments.bench import run_suite
+    from comera_lab.experiments.kernel_report import run_static
 
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-    run_suite(options.suite, options.out)
+    if options.suite == "kernels-static":
+        run_static(options.out)
+    else:
+        run_suite(options.suite, options.out)
     return 0
 
 

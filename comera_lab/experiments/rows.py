@@ -248,6 +248,7 @@ Row = (
     | DiffusionRow
     | DiffusionResultRow
     | RecommenderRow
+    | KernelRow
     | BenchRow
 )
 
@@ -262,6 +263,7 @@ _KINDS: dict[str, type[Row]] = {
     "diffusion": DiffusionRow,
     "diffusion_result": DiffusionResultRow,
     "recommender": RecommenderRow,
+    "kernel": KernelRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
