@@ -177,6 +177,8 @@ def test_missing_mnli_files_are_fetched_and_kept(tmp_path: Path, monkeypatch: py
             self.label = label
 
         def to_json(self, path: Path) -> None:
+            if self.label == 2:
+                assert not (path.parent / "test.jsonl").exists(), "a file under its own name is a whole one"
             path.write_text(json.dumps({"premise": "a", "hypothesis": "b", "label": self.label, "idx": 0}) + "\n")
 
     class Package:
@@ -196,6 +198,12 @@ def test_mnli_without_files_or_package_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"datasets is needed for downloading MNLI.*comera_lab\[data\]"):
         mnli_pairs(tmp_path)
+
+
+def test_text_with_other_line_ends_is_one_line(tmp_path: Path) -> None:
+    row = {"premise": "a\u2028b\x85c", "hypothesis": "d", "label": 1, "idx": 0}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_jsonl(tmp_path / "train.jsonl") == [("a\u2028b\x85c", "d", 1)]
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ def read_jsonl(path: str | Path) -> list[tuple[str, str, int]]:
     Raises ValueError, naming file and line, for anything else.
     """
     pairs = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    # not splitlines: a text may hold other characters that end a line
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
         try:
             row = json.loads(line)
             premise, hypothesis, label = row["premise"], row["hypothesis"], row["label"]
@@ -204,7 +205,9 @@ def mnli_pairs(folder: str | Path) -> PairData:
         glue = require("datasets", "downloading MNLI").load_dataset("nyu-mll/glue", "mnli")
         folder.mkdir(parents=True, exist_ok=True)
         for split in missing:
-            glue[parts[split]].to_json(folder / f"{split}.jsonl")
+            unfinished = folder / f".{split}.jsonl"
+            glue[parts[split]].to_json(unfinished)
+            unfinished.rename(folder / f"{split}.jsonl")
     return pairs_from_texts(
         "MNLI", {split: read_jsonl(folder / f"{split}.jsonl") for split in parts}, f"GLUE MNLI in {folder}"
     )
