@@ -35,7 +35,7 @@ _LAST_RATE = 0.1  # the rate falls along a cosine to this share
 class DiffusionConfig:
     """What a run shares with its rivals. `learning_rate` warms up for `warmup` steps and falls along a cosine."""
 
-    steps: int = 600
+    steps: int = 400
     batch_size: int = 32
     learning_rate: float = 2e-3
     warmup: int = 50

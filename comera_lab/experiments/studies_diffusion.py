@@ -19,11 +19,12 @@ from comera_lab.experiments.recorder import DiffusionResultRow, Recorder
 from comera_lab.models.unet import UNet
 from comera_lab.optimizers import make_optimizer
 
-CHANNELS = (48, 96)
+CHANNELS = (40, 80)
 METHODS = ("adamw", "galore", "coap")
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 # A refresh of all bases every 160 steps in both: GaLore at once by SVD, COAP warm, with alignment steps in between.
-_INTERVALS: dict[str, dict[str, Any]] = {
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "adamw": {"fused": True},
     "galore": {"update_interval": 160},
     "coap": {"update_interval": 32, "refresh_factor": 5},
     "coap-8bit": {"update_interval": 32, "refresh_factor": 5},
@@ -59,7 +60,7 @@ def tuned_rate(method: str) -> float:
 
 def optimizer_maker(method: str, rank_ratio: float, rate: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """A function from a model to its optimizer, with the settings of the study."""
-    settings = {} if method == "adamw" else {"rank_ratio": rank_ratio, **_INTERVALS[method]}
+    settings = _SETTINGS[method] if method == "adamw" else {"rank_ratio": rank_ratio, **_SETTINGS[method]}
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return make_optimizer(method, model.named_parameters(), rate, **settings)
@@ -91,7 +92,7 @@ def diffusion_study(
     now if None: on a busy machine take them in a quiet minute. An interrupted study leaves the runs that are done.
     About ten minutes on one quiet core.
     """
-    config = DiffusionConfig(steps=600, evaluate_every=150, samples=1000) if config is None else config
+    config = DiffusionConfig(steps=400, evaluate_every=100, samples=1000) if config is None else config
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -173,7 +174,7 @@ def _recorded(
     config = dataclasses.replace(config, learning_rate=min(tried, key=lambda rate: tried[rate]))
     about = {
         "method": method, "rank_ratio": None if method == "adamw" else rank_ratio, "channels": list(channels),
-        "data": "digits 8x8", "intervals": _INTERVALS.get(method, {}), **dataclasses.asdict(config),
+        "data": "digits 8x8", "settings": _SETTINGS[method], **dataclasses.asdict(config),
         "tried": {f"{rate:g}": error for rate, error in tried.items()},
     }  # fmt: skip
     with Recorder(out_path, about, command=_COMMAND) as recorder:
