@@ -25,7 +25,7 @@ ROOMS = (
 CORE = {"torch", "numpy"}
 PERMITTED = {"panels": {"ipywidgets", "plotly", "traitlets", "anywidget"}, "kernels": {"triton"}}
 # Modules whose task is the device itself
-DEVICE_MODULES = {"runtime", "memory", "experiments/bench.py"}
+DEVICE_MODULES = {"runtime", "kernels", "memory", "experiments/bench.py"}
 OPTIONAL = (
     "IPython", "anywidget", "ipywidgets", "jupyterlab", "jupytext", "nbformat", "plotly", "psutil",
     "safetensors", "scipy", "sklearn", "tensorly", "traitlets", "triton",

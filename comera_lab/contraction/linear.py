@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from comera_lab.contraction.fused import fused_linear, linear_is_fused
 from comera_lab.contraction.many_rows import naive_products, products_of_many_rows
 from comera_lab.cores import chain, chain_tree, cores_to_matrix
 from comera_lab.shapes import ShapeError, TTShape, positive_int
@@ -166,16 +167,21 @@ def apply_cores(
     shape: TTShape,
     bias: Tensor | None = None,
     cuts: tuple[int, ...] | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """x (..., in_features) -> (..., out_features) = x W^T + bias, without forming W.
 
     `cuts` forces an order; None takes the planned one (half-chains while torch.compile traces, where the
-    number of rows is a symbol). Raises ShapeError for a wrong last dimension, ValueError for a dtype that
-    does not fit, both before anything is computed.
+    number of rows is a symbol). `backend` None takes the triton kernel for CUDA tensors of supported sizes, else
+    torch; "torch" or "triton" names one. Raises ShapeError for a wrong last dimension, ValueError for a dtype that
+    does not fit or a named backend that cannot run, all before anything is computed.
     """
     _check_input(x, cores, shape)
     rows = x.numel() // shape.in_features
     halves = half_chain_cuts(shape)
+    if linear_is_fused(x, _weights(cores, bias), shape.middle_rank, backend, cuts in (None, halves)):
+        out = fused_linear(x.reshape(-1, shape.in_features), *_halves(cores, shape), bias)
+        return out.reshape(*x.shape[:-1], shape.out_features)
     tracing = torch.compiler.is_compiling()
     if cuts is None:
         cuts = halves if tracing or rows == 0 else _planned_cuts(shape, rows)
@@ -188,11 +194,11 @@ def apply_cores(
     return out.reshape(*x.shape[:-1], shape.out_features)
 
 
-def apply_cores_together(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
+def apply_cores_together(x: Tensor, maps: Sequence[Map], backend: str | None = None) -> list[Tensor]:
     """x (..., in_features) -> one (..., out_features) per (cores, shape, bias) of `maps`: q, k and v of attention.
 
-    With many rows x is read once for all maps, and its gradient is written once. With few rows, or where another
-    order is planned, the maps are applied one by one. Errors as in `apply_cores`.
+    With many rows x is read once for all maps, and its gradient is written once. With few rows, where another
+    order is planned, or where the triton kernel serves, the maps are applied one by one. Errors as in `apply_cores`.
     """
     for cores, shape, _ in maps:
         _check_input(x, cores, shape)
@@ -200,10 +206,17 @@ def apply_cores_together(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
     together = torch.compiler.is_compiling() or (
         rows >= MANY_ROWS and all(_planned_cuts(shape, rows) == half_chain_cuts(shape) for _, shape, _ in maps)
     )
-    if not together:
-        return [apply_cores(x, *each) for each in maps]
+    fused = any(
+        linear_is_fused(x, _weights(cores, bias), shape.middle_rank, backend, True) for cores, shape, bias in maps
+    )
+    if fused or not together:
+        return [apply_cores(x, *each, backend=backend) for each in maps]
     flat = x.reshape(-1, x.shape[-1])
     return [out.reshape(*x.shape[:-1], out.shape[1]) for out in _half_chains(flat, maps)]
+
+
+def _weights(cores: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+    return [*cores] if bias is None else [*cores, bias]
 
 
 def _planned_cuts(shape: TTShape, rows: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from comera_lab.contraction.fused import lookup_is_fused
 from comera_lab.cores import chain, cores_to_matrix
 from comera_lab.shapes import TTMShape
 
@@ -40,11 +41,15 @@ def naive_lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> 
     return functional.embedding(ids, cores_to_matrix(cores, shape))
 
 
-def lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:
+def lookup_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape, backend: str | None = None) -> Tensor:
     """ids (...) int32 or int64 -> (..., columns). Gradients of repeated ids are summed in a fixed order.
 
-    The dtype is that of the cores, under autocast too, as nn.Embedding's. Raises as `different_rows`.
+    The dtype is that of the cores, under autocast too, as nn.Embedding's. `backend` None takes the triton kernel for
+    CUDA tensors where it can run; "torch" or "triton" names one. Raises as `different_rows`, and ValueError for a
+    named backend that cannot run.
     """
+    if lookup_is_fused(ids, cores, shape, backend):
+        return _fused_rows(ids, cores, shape)
     found = different_rows(ids, cores, shape)
     return _take(found.rows, found.place.flatten()).reshape(*ids.shape, shape.columns)
 
@@ -55,19 +60,46 @@ def different_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Dif
     Raises TypeError for ids that are not int32 or int64, IndexError for an id outside [0, rows), before anything
     is computed.
     """
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"ids must be int32 or int64, got {ids.dtype}. Convert them with ids.long().")
+    _check_dtype(ids)
     if ids.numel() == 0:
         nothing = cores[0].new_zeros(1, shape.columns) + 0 * sum(core.sum() for core in cores)
         return DifferentRows(nothing, ids.new_zeros(1), ids)
     different, place = torch.unique(ids, return_inverse=True)
-    low, high = torch.stack([different[0], different[-1]]).tolist()
+    _check_range(different[0], different[-1], shape)
+    with torch.autocast(different.device.type, enabled=False):
+        return DifferentRows(_rows(different, cores, shape)[:, : shape.columns], different, place)
+
+
+def _fused_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:
+    """ids (...) -> (..., columns) by the triton kernel, from whole half-tables.
+
+    While a CUDA graph is being captured nothing may wait for the GPU: there, ids are taken to be in range.
+    """
+    from comera_lab.kernels.tt_lookup import tt_lookup
+
+    _check_dtype(ids)
+    flat = ids.flatten().long()
+    if len(flat) and not (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _check_range(*torch.aminmax(flat), shape)
+    middle = len(cores) // 2
+    with torch.autocast(ids.device.type, enabled=False):
+        left, right = _whole_half(cores[:middle]), _whole_half(cores[middle:])
+        right = right.reshape(len(right), left.shape[2], -1)
+        rows = tt_lookup(left, right, flat // len(right), flat % len(right), shape.columns)
+    return rows.reshape(*ids.shape, shape.columns)
+
+
+def _check_dtype(ids: Tensor) -> None:
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids must be int32 or int64, got {ids.dtype}. Convert them with ids.long().")
+
+
+def _check_range(lowest: Tensor, highest: Tensor, shape: TTMShape) -> None:
+    low, high = torch.stack([lowest, highest]).tolist()
     if low < 0 or high >= shape.rows:
         raise IndexError(
             f"ids must lie in [0, {shape.rows}), got {low if low < 0 else high}. Check the vocabulary size."
         )
-    with torch.autocast(different.device.type, enabled=False):
-        return DifferentRows(_rows(different, cores, shape)[:, : shape.columns], different, place)
 
 
 def _rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor:

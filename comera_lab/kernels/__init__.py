@@ -74,9 +74,13 @@ def takes_triton(backend: str | None, device: torch.device, unsupported: str | N
     return reason is None
 
 
-def unsupported(rank: int, *tensors: Tensor) -> str | None:
-    """Why no kernel of the TT operations takes these floating tensors at this rank, or None. Looks at no value."""
-    dtypes, devices = {tensor.dtype for tensor in tensors}, {tensor.device for tensor in tensors}
+def unsupported(rank: int, *tensors: Tensor, dtype: torch.dtype | None = None) -> str | None:
+    """Why no kernel of the TT operations takes these floating tensors at this rank, or None. Looks at no value.
+
+    `dtype`: the one that they will be converted to.
+    """
+    dtypes = {dtype} if dtype else {tensor.dtype for tensor in tensors}
+    devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         return f"the tensors are on several devices: {sorted(map(str, devices))}"
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):

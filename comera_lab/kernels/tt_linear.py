@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
@@ -25,11 +25,9 @@ from torch.nn import functional
 
 from comera_lab.kernels import unsupported
 from comera_lab.kernels.cases import CompileCase, Tile
-from comera_lab.kernels.dot import dot
+from comera_lab.kernels.dot import RANK_MULTIPLE, Precision, block_rank, dot, dot_precision
 from comera_lab.shapes import ShapeError
 
-Precision = Literal["ieee", "tf32"]
-RANK_MULTIPLE = 16
 # Programs that fill the GPU: the multiprocessors of an H100 or H200.
 PROGRAMS = 132
 # Tiles by the kind of products: (rows at least, padded rank at most, tile), the first that fits is taken.
@@ -143,10 +141,6 @@ def _pick(table: dict[str, tuple[tuple[int, int, Tile], ...]], kind: str, rows: 
     return next(tile for least, most, tile in table[kind] if rows >= least and width <= most)
 
 
-def _block_rank(width: int) -> int:
-    return max(RANK_MULTIPLE, int(triton.next_power_of_2(width)))
-
-
 def _by_rows(tensor: Tensor) -> Tensor:
     """The same values with columns side by side; rows may lie anywhere."""
     return tensor if tensor.stride(1) == 1 else tensor.contiguous()
@@ -171,7 +165,7 @@ def _rows_forward(
             x, left.t().contiguous(), right.t().contiguous(), out if bias is None else bias.contiguous(),
             out if inner is None else inner, out, rows, in_features, out_features, width, x.stride(0), share,
             HAS_BIAS=bias is not None, KEEP_INNER=keep, PRECISION=precision,
-            BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_RANK=_block_rank(width),
+            BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_RANK=block_rank(width),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out, inner
@@ -195,7 +189,7 @@ def _sums_over_rows(
         _sums_kernel[(blocks, parts)](
             wide, thin, total, total if sums is None else sums, rows, columns, width, wide.stride(0), share,
             HAS_SUMS=want_sums, PRECISION=precision,
-            BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_RANK=_block_rank(width),
+            BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_RANK=block_rank(width),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return total.sum(0), None if sums is None else sums.sum(0)
@@ -250,14 +244,12 @@ def tt_linear(
     torch.get_float32_matmul_precision(). `tile` forces one of the shipped tiles. Differentiable once.
     Raises ShapeError for sizes that do not chain, ValueError for a dtype, device or rank without a kernel.
     """
-    _check(x, left, right, bias, precision)
-    if precision is None:
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    enabled = torch.is_grad_enabled()
-    return TTLinearFunction.apply(x, left, right, bias, enabled, precision, tile)  # type: ignore[no-any-return]
+    _check(x, left, right, bias)
+    out: Tensor = TTLinearFunction.apply(x, left, right, bias, torch.is_grad_enabled(), dot_precision(precision), tile)
+    return out
 
 
-def _check(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, precision: Precision | None) -> None:
+def _check(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
     sizes = [tuple(tensor.shape) for tensor in (x, left, right)]
     fits = [len(size) for size in sizes] == [2, 2, 2] and x.shape[1] == len(left) and left.shape[1] == len(right)
     if not fits or (bias is not None and bias.shape != right.shape[1:]):
@@ -265,8 +257,6 @@ def _check(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, precisio
             f"sizes must chain: x (rows, in), left (in, rank), right (rank, out), bias (out,), got {sizes} and "
             f"{None if bias is None else tuple(bias.shape)}. Reshape them."
         )
-    if precision not in (None, "ieee", "tf32"):
-        raise ValueError(f"precision must be None, 'ieee' or 'tf32', got {precision!r}. 'ieee' is the exact one.")
     if reason := unsupported(left.shape[1], x, left, right, *([] if bias is None else [bias])):
         raise ValueError(f"tt_linear has no kernel for this: {reason}. Use apply_cores with backend='torch'.")
 
@@ -291,7 +281,7 @@ def tune(
 
     `measure` maps a call to its time in ms; by default the median of triton.testing.do_bench, which needs a GPU.
     """
-    _check(x, left, right, bias, precision)
+    _check(x, left, right, bias)
     measure = measure or (lambda call: triton.testing.do_bench(call, return_mode="median"))
     rank = left.shape[1]
     times = {

@@ -26,12 +26,13 @@ class TTEmbedding(TTModule):
     `rank` for every bond (16 unless given), or `params`, a limit on the core elements. `order` modes a side, or
     `row_modes` and `column_modes` whose products may exceed the sizes (padding that no id reaches). Elements start
     Gaussian with standard deviation `std`, by default 1 as in nn.Embedding; the row of `padding_idx` reads as zeros
-    and gets no gradient. Gradients are dense and as small as the cores, so any optimizer serves. Raises ShapeError
-    for sizes that break a rule.
+    and gets no gradient. `backend` as in `lookup_rows`; the attribute may be set at any time. Gradients are dense and
+    as small as the cores, so any optimizer serves. Raises ShapeError for sizes that break a rule.
     """
 
     shape: TTMShape
     padding_idx: int | None
+    backend: str | None = None
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class TTEmbedding(TTModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         generator: torch.Generator | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        self.backend = backend
         rank = 16 if rank is None and params is None else rank
         shape = TTMShape.for_table(num_embeddings, embedding_dim, rank, order, row_modes, column_modes, params)
         self._fill(shape, init_cores(shape, std, generator, known_device(device), dtype), padding_idx)
@@ -86,7 +89,7 @@ class TTEmbedding(TTModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Raises TypeError for ids that are not int32 or int64, IndexError for one outside [0, num_embeddings)."""
-        rows = lookup_rows(ids, self.gated_cores(), self.shape)
+        rows = lookup_rows(ids, self.gated_cores(), self.shape, self.backend)
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0)

@@ -37,11 +37,13 @@ class TTLinear(TTModule):
     its closing 1s; ranks above the feasible bound are clipped and `self.shape.ranks` reports what is used.
     Modes are chosen by `order` (modes a side) or given; features that split badly are padded inside.
     Weights start Gaussian with the Glorot variance 2 / (in + out) of W, the bias uniform as in nn.Linear.
+    `backend` as in `apply_cores`; the attribute may be set at any time.
     Raises ShapeError (a ValueError) for sizes that break a rule.
     """
 
     shape: TTShape
     bias: nn.Parameter | None
+    backend: str | None = None
 
     def __init__(
         self,
@@ -56,8 +58,10 @@ class TTLinear(TTModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         generator: torch.Generator | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        self.backend = backend
         shape = TTShape.for_features(in_features, out_features, rank, order, in_modes, out_modes)
         where = known_device(device)
         std = math.sqrt(2 / (shape.in_features + shape.out_features))
@@ -141,7 +145,7 @@ class TTLinear(TTModule):
         return to_tensorly(self.gated_cores())
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_cores(x, self.gated_cores(), self.shape, self.bias)
+        return apply_cores(x, self.gated_cores(), self.shape, self.bias, backend=self.backend)
 
     def to_dense(self) -> Tensor:
         """W (out_features, in_features), the matrix that forward applies. Differentiable."""
@@ -217,7 +221,11 @@ class TTLinear(TTModule):
 
 def forward_together(x: Tensor, layers: Sequence[TTLinear]) -> list[Tensor]:
     """[layer(x) for layer in layers], reading x once where there are many rows (forward hooks are not run)."""
-    return apply_cores_together(x, [(layer.gated_cores(), layer.shape, layer.bias) for layer in layers])
+    backends = {layer.backend for layer in layers}
+    if len(backends) > 1:
+        return [layer(x) for layer in layers]
+    maps = [(layer.gated_cores(), layer.shape, layer.bias) for layer in layers]
+    return apply_cores_together(x, maps, *backends)
 
 
 def known_device(device: torch.device | str | None) -> torch.device | None:
