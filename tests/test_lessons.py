@@ -44,6 +44,7 @@ LESSONS = (
     "04_a_tt_layer_that_trains",
     "05_letting_training_choose_the_ranks",
     "06_hitting_a_compression_target",
+    "08_a_compressed_transformer",
     "09_projecting_gradients",
 )
 FILES = [folder / f"{name}.ipynb" for name in LESSONS for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")]
@@ -233,7 +234,7 @@ def test_L02_a_lesson_needs_less_than_a_gigabyte(runs: Any, name: str) -> None:
 
 def _figures_wanted(run: Run) -> int:
     source = "\n".join(cell.source for cell in run.notebook.cells if cell.cell_type == "code")
-    return len(re.findall(r"lab\.(\w+Panel\(\)|image_row\()", source))
+    return len(re.findall(r"lab\.(\w+Panel\(\)|image_row\(|part_bars\()", source))
 
 
 def _page(run: Run) -> str:

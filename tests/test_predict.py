@@ -8,7 +8,7 @@ from comera_lab.panels import SpectrumPanel
 from comera_lab.panels.predict import Predict, Question
 from comera_lab.teaching import guess
 
-LESSONS = ("00", "01", "02", "03", "04", "05", "06")
+LESSONS = ("00", "01", "02", "03", "04", "05", "06", "08")
 
 
 def _card(answer: Any = lambda: (1, "Because.")) -> Predict:
@@ -91,5 +91,5 @@ def test_the_answer_about_the_digits_is_what_the_panel_shows() -> None:
 
 
 def test_an_unknown_lesson_is_refused() -> None:
-    with pytest.raises(ValueError, match="lesson must be one of 00, 01, 02, 03, 04, 05, 06, got '77'"):
+    with pytest.raises(ValueError, match="lesson must be one of 00, 01, .*06, .*got '77'"):
         guess("77")

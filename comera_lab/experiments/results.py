@@ -105,7 +105,7 @@ class Study:
                 f"{mean(ms):>{w}.1f}" if ms else f"{'–':>{w}}" for ms, w in ((model.steps_ms, 9), (model.peaks_mib, 10))
             ]
             lines.append("".join(cells) + f"  {_accuracy_words(model, self.note)}")
-        return "\n".join([*lines, *([f"note: {self.note}"] if self.note else []), f"{self.label}; {self.source}"])
+        return "\n".join([*lines, *([f"note: {self.note}"] if self.note else []), self.label, self.source])
 
 
 def _accuracy_words(model: Recorded, note: str) -> str:

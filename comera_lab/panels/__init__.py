@@ -15,7 +15,7 @@ from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
 from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
-from comera_lab.panels.pictures import image_row  # noqa: E402
+from comera_lab.panels.pictures import image_row, part_bars  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
 from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
@@ -40,6 +40,7 @@ __all__ = [
     "StartPanel",
     "image_row",
     "lab_state",
+    "part_bars",
 ]
 
 # Not for speed: 784-512-512-10 made 301 steps a second with one thread and 362 to 399 with two on quiet cores.

@@ -20,7 +20,7 @@ from comera_lab.panels.widgets import ChoiceControl, heading, say, sentence, tex
 
 AXES = ("MiB", "whole model, times smaller", "tensorised part, times smaller")
 NOTHING = "choose a run"
-# The abstract of CoMERA (arXiv 2405.14377) says "43x to 361x" and 256 MB to 3.2 MB for an encoder on MNLI. The first
+# CoMERA (arXiv 2405.14377) claims "43x to 361x" and 256 MB to 3.2 MB for an encoder on MNLI. The first
 # is a ratio of whole models and so is 256 / 3.2 = 80; 361 fits only the tensorised layers (253.67 MiB / 0.70 MiB).
 PUBLISHED = {
     AXES[0]: (),

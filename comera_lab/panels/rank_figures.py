@@ -184,14 +184,14 @@ def pareto_figure(
 ) -> go.Figure:
     """Accuracy against size on a log axis; the line joins the runs that no other run beats in both."""
     figure = go.Figure(layout={"template": TEMPLATE, "height": 380, "width": STATIC_WIDTH})
-    figure.update_layout(margin={"l": 64, "r": 16, "t": 58, "b": 50}, legend={"y": 1.04})
+    figure.update_layout(margin={"l": 64, "r": 16, "t": 58, "b": 50}, legend={"yref": "container", "y": 0.99,
+                         "yanchor": "top"})  # fmt: skip
     figure.add_trace(go.Scatter(name="best of your runs", mode="lines", hoverinfo="skip",
                                 line={"color": BLUE, "dash": "dot", "width": 2, "shape": "linear"}))
     figure.add_trace(go.Scatter(name="your runs", mode="markers+text", textposition="top center", hoverinfo="text",
                                 marker={"color": BLUE, "symbol": "circle", "size": 13}))
     diamond = {"color": VERMILLION, "symbol": "diamond-open", "size": 11, "line": {"width": 2}}
-    figure.add_trace(go.Scatter(name="recorded", mode="markers+text", hoverinfo="text",
-                                textposition="bottom center", marker=diamond))
+    figure.add_trace(go.Scatter(name="recorded", mode="markers+text", hoverinfo="text", marker=diamond))
     figure.update_yaxes(title_text=y_title, fixedrange=True)
     fill_pareto(figure, runs, references, uprights, x_title, smaller_is_better)
     return figure
@@ -211,6 +211,11 @@ def fill_pareto(
     for trace, dots in zip(figure.data[1:], (runs, references), strict=True):
         trace.x, trace.y = [dot.x for dot in dots], [dot.accuracy_percent for dot in dots]
         trace.text, trace.hovertext = [dot.label for dot in dots], [dot.hover for dot in dots]
+    # Neighbours by size often stand close: one label above, the next below.
+    by_size = sorted(range(len(references)), key=lambda k: references[k].x)
+    figure.data[2].textposition = [
+        ("bottom center", "top center")[by_size.index(k) % 2] for k in range(len(references))
+    ]
     means, spans = [dot.accuracy_percent for dot in references], [dot.span for dot in references]
     figure.data[2].error_y = {
         "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": VERMILLION,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from comera_lab.experiments.datasets import Dataset
-from comera_lab.experiments.pairs import PairData, load_wordnet_pairs
+from comera_lab.experiments.pairs import PairData, load_pairs
 from comera_lab.experiments.results import Study, recorded_digits, recorded_pairs
 from comera_lab.models.encoder import EncoderConfig, PairEncoder
 from comera_lab.models.mlp import MLP
@@ -18,7 +18,7 @@ from comera_lab.panels.lanes import digits_28
 
 FEATURES = (784, 512, 512, 10)
 # Of the 263,172 training pairs: more than a run in a notebook sees, and a fraction of their memory.
-TRAIN_PAIRS, DEV_PAIRS, PAIR_TOKENS = 60_000, 2000, 16
+TRAIN_PAIRS, DEV_PAIRS, PAIR_TOKENS = 60_000, 1000, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RankTask:
 
     `data` is read at the first run. `held_out` names the side that accuracy is measured on. `gamma_high` and
     `gamma_step` bound the price that the panel offers, `timed_steps` is how often a step is timed around a cut.
-    `recorded` gives the studies that stand beside the learner's own runs.
+    `recorded` gives the studies that stand beside the learner's own runs, `notice` what to say about the data.
     """
 
     name: str
@@ -36,6 +36,7 @@ class RankTask:
     build: Callable[[int, torch.Generator | None], nn.Module]
     data: Callable[[], Dataset]
     recorded: Callable[[], tuple[Study, ...]]
+    notice: Callable[[], str]
     held_out: str
     rate: float
     batch_size: int
@@ -54,10 +55,19 @@ def _encoder(rank: int, generator: torch.Generator | None) -> nn.Module:
     return PairEncoder(config, generator=generator)
 
 
+# The worker of a panel may not print, so what the loader says is kept for whoever shows it.
+_said: list[str] = []
+
+
 @cache
 def pair_data() -> PairData:
-    """The WordNet pairs, read once per process."""
-    return load_wordnet_pairs()
+    """The WordNet pairs, or docstring pairs where those are not prepared (`pair_notice` says so); read once."""
+    return load_pairs(_said.append)
+
+
+def pair_notice() -> str:
+    """What there is to say about the data once they were read: one line where they are not the WordNet pairs."""
+    return " ".join(_said)
 
 
 @cache
@@ -72,6 +82,7 @@ DIGITS = RankTask(
     build=_mlp,
     data=digits_28,
     recorded=recorded_digits,
+    notice=str,
     held_out="test",
     rate=3e-3,
     batch_size=64,
@@ -88,6 +99,7 @@ PAIRS = RankTask(
     build=_encoder,
     data=_small_pairs,
     recorded=recorded_pairs,
+    notice=pair_notice,
     held_out="dev",
     rate=1e-3,
     batch_size=64,

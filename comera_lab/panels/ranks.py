@@ -218,7 +218,7 @@ class RankTrainingPanel(RunPanel):
         run = self.trained
         if run is None:
             return []
-        lines = end_words(run)
+        lines = [*end_words(run), *filter(None, [self.task.notice()])]
         if run.settings != self.settings():
             lines.append(f"This run had: {run.settings.words()}. Press Start for the new setting.")
         return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from comera_lab.shapes import TTShape, max_ranks
 if TYPE_CHECKING:
     from comera_lab.panels.predict import Predict
 
+REFRESH_SIZE, REFRESH_RANK = 512, 64
 RACE_WIDTH, RACE_RANK, RACE_ROWS, RACE_REPEATS = 128, 8, 256, 15
 
 
@@ -109,6 +111,21 @@ def _half_the_cores() -> tuple[int, str]:
     )
 
 
+def _largest_part() -> tuple[int, str]:
+    from comera_lab.models.encoder import EncoderConfig, PairEncoder
+    from comera_lab.panels.pictures import encoder_parts
+
+    with torch.device("meta"):
+        dense, trains = (encoder_parts(PairEncoder(EncoderConfig.released(kind))) for kind in ("dense", "tt"))
+    largest = max(trains, key=lambda part: trains[part])
+    before = max(dense, key=lambda part: dense[part])
+    counts = ", ".join(f"{part} {count:,}" for part, count in trains.items())
+    return list(trains).index(largest), (
+        f"{largest}: dense it was {before}. As tensor trains: {counts} (predicted, counted on meta tensors). A train "
+        "grows with its modes and ranks, not with its matrix: the larger the matrix, the more it saves."
+    )
+
+
 def _stale_basis() -> tuple[int, str]:
     from comera_lab.optimizers.projection import captured_energy, svd_basis
     from comera_lab.panels.projection_run import digits_tape
@@ -120,6 +137,27 @@ def _stale_basis() -> tuple[int, str]:
     return index, (
         f"{first:.1f} % of the first gradient, {later:.0f} % of the one 50 steps later (computed just now). A basis "
         "ages, and the first gradient of a training is a poor guide to the rest. Chance alone would keep 3 %."
+    )
+
+
+def _svd_or_refresh() -> tuple[int, str]:
+    from comera_lab.optimizers.projection import refresh_basis, svd_basis
+
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(REFRESH_SIZE, REFRESH_SIZE, generator=generator)
+    basis = svd_basis(gradient, REFRESH_RANK)
+    times: dict[str, list[float]] = {"svd": [], "refresh": []}
+    for _ in range(5):
+        for kind, make in (("svd", lambda: svd_basis(gradient, REFRESH_RANK)),
+                           ("refresh", lambda: refresh_basis(gradient, basis))):  # fmt: skip
+            began = time.perf_counter()
+            make()
+            times[kind].append(1e3 * (time.perf_counter() - began))
+    svd_ms, refresh_ms = median(times["svd"]), median(times["refresh"])
+    ratio = svd_ms / refresh_ms
+    return (0 if ratio < 2 else 1 if ratio <= 10 else 2), (
+        f"Full SVD {svd_ms:.1f} ms, warm refresh {refresh_ms:.2f} ms: {ratio:.0f} times, measured here just now. "
+        "The SVD finds all directions from nothing; the refresh corrects the few that are kept."
     )
 
 
@@ -173,12 +211,26 @@ def guess(lesson: str) -> Predict:
             then="Now set the target above to 0.5, press Start, and watch both lines of the size chart.",
             answer=_half_the_cores,
         ),
+        "08": Question(
+            text="In the paper's dense transformer the two feed-forward matrices of each block are the largest part. "
+            "And when all large matrices are tensor trains of rank 30?",
+            choices=("the word table", "attention", "feed-forward", "what stays dense"),
+            then="Now go down to the two bars below, which count both models.",
+            answer=_largest_part,
+        ),
         "09": Question(
             text="A basis of 8 directions of 256 is made from the first gradient of a training, and kept. How much of "
             "the gradient's energy lies inside it 50 steps later?",
             choices=("nearly all of it", "about half", "less than a quarter"),
             then="Now set the update interval above to 60, press Start, and look at the first 60 steps.",
             answer=_stale_basis,
+        ),
+        "10": Question(
+            text=f"A gradient of {REFRESH_SIZE} x {REFRESH_SIZE}, a basis of rank {REFRESH_RANK}. How much longer does "
+            "a full SVD take than a refresh from the old basis?",
+            choices=("about as long", "a few times as long", "more than ten times as long"),
+            then="Now compare the slowest steps of galore and coap in the table above.",
+            answer=_svd_or_refresh,
         ),
     }
     if lesson not in questions:

@@ -192,7 +192,7 @@ check("06.4", ratios)
 
 # %% [markdown]
 # Choose the second and third **x axis** in the chart of your runs: the same dots, other numbers. The
-# upright lines are from the abstract of CoMERA, "43x to 361x". The first end fits the whole model, the
+# upright lines are the headline of CoMERA, "43x to 361x". The first end fits the whole model, the
 # second only the tensorised layers: one range from two denominators. Their accuracy belongs to other
 # data, so it is not drawn. Beside your dots stand recorded runs with fixed ranks: does adaptation beat
 # them?
