@@ -37,7 +37,8 @@ class Small(nn.Module):
 
 
 def train(model, optimizer, steps, start=0):
-    """Steps on batches that depend on the step number alone; the last loss."""
+    """Steps on batches that depend on the step number alone; the last loss, NaN without a step."""
+    loss = torch.tensor(float("nan"))
     dtype = next(model.parameters()).dtype
     for step in range(start, start + steps):
         draw = torch.Generator().manual_seed(step)

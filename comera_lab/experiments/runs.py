@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from comera_lab.experiments.recorder import EvalRow, StepRow
+from comera_lab.optimizers import OPTIMIZER_NAMES, make_optimizer
 
 Stopped = Literal["done", "stopped", "early", "budget", "failed"]
 
@@ -21,7 +22,8 @@ class TrainConfig:
 
     `patience` stops after so many evaluations in a row without a lower test loss; `seconds` is a budget of
     training time. `weight_decay` is decoupled for "adamw" and added to the gradient for "sgd" and
-    "momentum" (0.9), as in torch.optim.
+    "momentum" (0.9), as in torch.optim. `optimizer` may also name one of `comera_lab.optimizers`, and
+    `optimizer_settings` are its keywords: {"rank_ratio": 4}, say.
     """
 
     steps: int = 300
@@ -29,6 +31,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     optimizer: str = "adamw"
+    optimizer_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     evaluate_every: int = 50
     checkpoint_every: int = 0
@@ -36,8 +39,14 @@ class TrainConfig:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("evaluate_every", 0), ("checkpoint_every", 0),
-                            ("patience", 1), ("seed", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("batch_size", 1),
+            ("evaluate_every", 0),
+            ("checkpoint_every", 0),
+            ("patience", 1),
+            ("seed", 0),
+        ):
             value = getattr(self, name)
             if name == "patience" and value is None:
                 continue
@@ -47,9 +56,10 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate!r}. Try 1e-3.")
         if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay!r}. Use 0.0 for none.")
-        if self.optimizer not in _OPTIMIZERS:
+        known = dict.fromkeys([*_OPTIMIZERS, *OPTIMIZER_NAMES])
+        if self.optimizer not in known:
             raise ValueError(
-                f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {self.optimizer!r}. "
+                f"optimizer must be one of {', '.join(known)}, got {self.optimizer!r}. "
                 "Pass any other as an instance: Trainer(..., optimizer=torch.optim.RMSprop(...))."
             )
         if self.patience is not None and self.evaluate_every == 0:
@@ -90,37 +100,25 @@ class RunResult:
 
 def build_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that `config` names, over `parameters`."""
-    return _OPTIMIZERS[config.optimizer](parameters, config)
+    if config.optimizer in _OPTIMIZERS:
+        return _OPTIMIZERS[config.optimizer](parameters, config)
+    decay, settings = config.weight_decay, config.optimizer_settings
+    return make_optimizer(config.optimizer, parameters, config.learning_rate, weight_decay=decay, **settings)
 
 
-def _adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=_can_fuse(parameters)
-    )
+def _keywords(parameters: list[nn.Parameter], config: TrainConfig) -> dict[str, Any]:
+    fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    return {
+        "lr": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "fused": fused,
+        **config.optimizer_settings,
+    }
 
 
-def _sgd(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=_can_fuse(parameters)
-    )
-
-
-def _momentum(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        parameters,
-        lr=config.learning_rate,
-        momentum=0.9,
-        weight_decay=config.weight_decay,
-        fused=_can_fuse(parameters),
-    )
-
-
-def _can_fuse(parameters: list[nn.Parameter]) -> bool:
-    return all(p.device.type in ("cpu", "cuda") for p in parameters)
-
-
+# Those of torch that can step in one pass; all others come from `make_optimizer`
 _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], TrainConfig], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-    "momentum": _momentum,
+    "adamw": lambda parameters, config: torch.optim.AdamW(parameters, **_keywords(parameters, config)),
+    "sgd": lambda parameters, config: torch.optim.SGD(parameters, **_keywords(parameters, config)),
+    "momentum": lambda parameters, config: torch.optim.SGD(parameters, momentum=0.9, **_keywords(parameters, config)),
 }

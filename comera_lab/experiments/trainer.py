@@ -28,7 +28,7 @@ from comera_lab.shapes import ShapeError
 
 _EVALUATION_ROWS = 1024  # rows at a time through the model without gradients
 # A resumed run must be the run that was cut; steps, seconds, patience and intervals may change.
-_FIXED_BY_CHECKPOINT = ("seed", "batch_size", "learning_rate", "weight_decay", "optimizer")
+_FIXED_BY_CHECKPOINT = ("seed", "batch_size", "learning_rate", "weight_decay", "optimizer", "optimizer_settings")
 
 _R = TypeVar("_R", StepRow, EvalRow)
 
