@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from comera_lab.experiments.datasets import Dataset
 from comera_lab.experiments.pairs import PairData
 from comera_lab.experiments.rank_costs import TIMED_STEPS, cost_fields, step_costs
 from comera_lab.experiments.rank_training import RankConfig, RankTrainer
-from comera_lab.experiments.recorder import EvalRow, RankResultRow, Recorder
+from comera_lab.experiments.recorder import EvalRow, RankResultRow, RankRow, Recorder
 from comera_lab.experiments.runs import TrainConfig
 from comera_lab.experiments.trainer import Trainer
 from comera_lab.layers import tt_layers
@@ -152,7 +152,9 @@ def _recorded(out_path: str | Path, pairs: PairData, study: RankStudy, variant: 
         train_with_schedule(trainer, study, recorder.add)
         if isinstance(trainer, RankTrainer):
             trainer.finish()
-            for row in trainer.history:
+            for row in thinned(
+                trainer.history, trainer.config.rank_rows_every if seed == 0 else max(1, study.steps // 6)
+            ):
                 recorder.add(row)
             for layer in tt_layers(before).values():
                 layer.add_gates()
@@ -186,6 +188,12 @@ def train_with_schedule(trainer: Trainer | RankTrainer, study: RankStudy, keep: 
         schedule.step()
         if trainer.evaluation_due:
             keep(trainer.evaluate())
+
+
+def thinned(history: Sequence[RankRow], every: int) -> list[RankRow]:
+    """The first row, the last, and one for each multiple of `every` steps: a cut adds a row every few steps."""
+    kept = {row.step: row for row in history[:-1] if row.step % every == 0}
+    return [history[0], *(row for step, row in kept.items() if step), history[-1]]
 
 
 def rate_share(made: int, steps: int) -> float:
