@@ -46,6 +46,7 @@ LESSONS = (
     "06_hitting_a_compression_target",
     "08_a_compressed_transformer",
     "09_projecting_gradients",
+    "10_coap",
 )
 FILES = [folder / f"{name}.ipynb" for name in LESSONS for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")]
 CELL_SECONDS, LESSON_SECONDS = 30, 180

@@ -14,6 +14,9 @@ from comera_lab.memory import mib
 from comera_lab.models.mlp import MLP
 from comera_lab.optimizers import make_optimizer
 from comera_lab.optimizers.projection import captured_energy, svd_basis
+from comera_lab.panels.optimizer_figures import TRACES_A_LANE
+from comera_lab.panels.optimizer_lanes import LANES, SEEDS, OptimizerLane, RaceSettings, band_of
+from comera_lab.panels.optimizer_race import FIRST_LANES, LOCKED, _against
 from comera_lab.panels.projection_figures import FLOOR_DEGREES
 from comera_lab.panels.projection_run import (
     ALIGNED,
@@ -190,3 +193,140 @@ def test_the_first_page_shows_bytes_and_later_ones_the_replay(projection):
     fresh = lab.ProjectionPanel(LabState()).static()
     assert fresh.layout.sliders[0].currentvalue.prefix == "rank "
     assert math.isclose(fresh.data[0].x[1], mib(network_bytes("galore", 8)))
+
+
+# The race of optimizers
+
+QUICK = {"optimizer_steps": 20, "update_interval": 4, "refresh_factor": 2, "rank_ratio": 8.0}
+
+
+@pytest.fixture(scope="module")
+def raced():
+    """All five optimizers, three seeds, twenty steps; read only."""
+    panel = lab.OptimizerRacePanel(LabState(**QUICK))
+    panel.lanes.value = tuple(LANES)
+    assert panel.run(wait=True, seeds=3)
+    return panel
+
+
+def test_every_optimizer_trains_from_three_seeds_and_its_bytes_are_as_predicted(raced):
+    assert set(raced.runs) == {(name, seed) for name in LANES for seed in SEEDS}
+    for (name, _), lane in raced.runs.items():
+        assert lane.finished and lane.trainer.steps_done == 20
+        assert lane.measured_bytes == lane.settings.predicted_bytes(name), name
+        assert type(lane.trainer.optimizer) is type(make_optimizer(name, [torch.ones(8, 8)], 1e-3, **_plain(name)))
+    sizes = {name: raced.runs[name, 0].measured_bytes for name in LANES}
+    assert sizes["coap-8bit"] < sizes["coap"] == sizes["galore"] < sizes["adamw"]
+
+
+def _plain(name):
+    return {} if name == "adamw" else {"rank_ratio": 2, "plain_up_to": 4}
+
+
+def test_all_lanes_of_a_seed_begin_with_the_same_weights_and_see_the_same_batches():
+    settings = RaceSettings(**{**QUICK, "optimizer_steps": 20})
+    one, other = OptimizerLane("adamw", 1, settings), OptimizerLane("coap", 1, settings)
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    one.advance(), other.advance()
+    assert one.trainer.rows[0].loss_nats == other.trainer.rows[0].loss_nats
+
+
+def test_one_seed_is_an_anecdote_and_three_give_a_verdict(raced):
+    panel = lab.OptimizerRacePanel(LabState(**QUICK))
+    assert panel.verdict.value == ""
+    panel.run(wait=True)
+    assert not panel.unlocked and LOCKED in panel.verdict.value and LOCKED in panel.table()
+    for words in ("bands overlap", "test loss than adamw", "of AdamW"):
+        assert words not in panel.verdict.value
+    first = panel.runs["coap", 0]
+    panel.seeds_button.click()
+    panel.runner.join()
+    assert panel.unlocked and panel.runs["coap", 0] is first, "a finished lane is kept"
+    assert LOCKED not in panel.verdict.value and panel.verdict.value.count("% of AdamW") == 2
+    panel.run(wait=True)
+    assert not panel.unlocked, "another start is one seed again"
+    assert raced.unlocked and raced.verdict.value.count("% of AdamW") == 4
+
+
+def test_the_verdict_is_that_of_the_bands():
+    low, high = [0.1, 0.2, 0.15], [0.3, 0.25, 0.4]
+    assert "a lower test loss than adamw in all" in _against("coap", low, high)
+    assert "a higher test loss than adamw in all" in _against("coap", high, low)
+    for mine in ([0.1, 0.3, 0.2], [0.2, 0.2, 0.2]):
+        assert "cannot tell them apart" in _against("coap", mine, low)
+
+
+@pytest.mark.parametrize("axis", ["steps", "seconds", "bytes"])
+def test_a_band_lies_between_the_seeds_on_every_axis(raced, axis):
+    band = band_of("coap", raced._of("coap"), axis)
+    middle, least, largest = band.loss_nats
+    assert band.seeds == 3 and (least <= middle).all() and (middle <= largest).all()
+    ends = [lane.tests["loss_nats"][-1] for lane in raced._of("coap")]
+    assert (least[-1], largest[-1]) == (min(ends), max(ends))
+    want = {
+        "steps": [20.0], "seconds": [np.mean([lane.trainer.elapsed_s for lane in raced._of("coap")])],
+        "bytes": [mib(raced.runs["coap", 0].measured_bytes)],
+    }  # fmt: skip
+    assert band.x[-1:] == pytest.approx(want[axis])
+    raced.axis.value = axis
+    assert raced.card.text == "" and len(raced.curves.figure.data) == TRACES_A_LANE * len(LANES)
+    raced.axis.value = "steps"
+
+
+def test_stop_keeps_the_lanes_and_resume_ends_them():
+    panel = lab.OptimizerRacePanel(LabState(**{**QUICK, "optimizer_steps": 400}))
+    panel.bar.start.click()
+    until(lambda: panel.runs and all(len(lane.tests) for lane in panel.runs.values()))
+    panel.bar.stop.click()
+    assert panel.runner.join(5.0)
+    done = {key: lane.trainer.steps_done for key, lane in panel.runs.items()}
+    assert all(0 < steps < 400 for steps in done.values()) and max(done.values()) - min(done.values()) <= 1
+    assert "stopped at step" in panel.bar.status.value and LOCKED in panel.verdict.value
+    assert panel.state.runs["optimizers"]["lanes"][0]["loss_nats"]
+    panel.bar.resume.click()
+    until(lambda: all(lane.trainer.steps_done > done[key] for key, lane in panel.runs.items()))
+    panel.stop(wait=True)
+    assert not panel.seeds_button.disabled
+
+
+def test_settings_that_changed_since_the_race_are_named():
+    panel = lab.OptimizerRacePanel(LabState(**QUICK))
+    panel.run(wait=True)
+    panel.rank_ratio.value = 2
+    assert "This race had: adamw, galore, coap, rank ratio 8" in panel.verdict.value
+    panel.rank_ratio.value = 8
+    assert "This race had" not in panel.verdict.value
+    panel.lanes.boxes["flora"].value = True
+    assert "This race had" in panel.verdict.value and set(panel.runs) == {(name, 0) for name in FIRST_LANES}
+
+
+def test_optimizers_are_ticked_and_adamw_stays():
+    panel = lab.OptimizerRacePanel(LabState())
+    for name in ("flora", "coap-8bit"):
+        panel.lanes.boxes[name].value = True
+    assert panel.lanes.value == tuple(LANES)
+    panel.lanes.boxes["adamw"].value = False
+    assert panel.lanes.value == tuple(LANES) and panel.lanes.boxes["adamw"].value is True
+    assert "must be adamw and at least one of" in panel.lanes.message.value
+    panel.lanes.boxes["flora"].value = False
+    assert panel.lanes.message.value == "" and "flora" not in panel.table()
+    for bad in ((), ("adamw",), ("coap",), ("adamw", "lion"), "adamw", True):
+        with pytest.raises(ValueError, match="must be adamw and at least one of"):
+            panel.lanes.value = bad
+    for box in panel.lanes.boxes.values():
+        assert box.tooltip.endswith(".") and len(box.tooltip.split()) >= 4
+
+
+def test_only_one_or_three_seeds():
+    with pytest.raises(ValueError, match="seeds must be 1 or 3, got 2"):
+        lab.OptimizerRacePanel(LabState()).run(seeds=2)
+
+
+def test_the_twins_of_the_race(raced):
+    assert raced.static().layout.sliders[0].currentvalue.prefix == "step "
+    assert len(raced.static().to_json()) < 400_000
+    text = raced.table()
+    for name in LANES:
+        assert f"{mib(raced.runs[name, 0].measured_bytes):.3f}" in text
+    assert " to " in text, "least and largest of the seeds"

@@ -26,6 +26,7 @@ NUMBERS = {
     "race": ("width", "rank", "seconds"),
     "ranks": ("target_ratio", "max_rank", "gamma", "gate_rate", "early_steps", "late_steps"),
     "projection": ("projection_rank", "update_interval", "refresh_factor"),
+    "optimizers": ("rank_ratio", "update_interval", "refresh_factor", "optimizer_steps"),
 }
 CHOICES = {
     "memory": ("precision", "optimizer"),
@@ -33,6 +34,7 @@ CHOICES = {
     "race": ("axis",),
     "ranks": ("size_part", "gate_kind"),
     "projection": ("projection_method", "gradient_precision"),
+    "optimizers": ("axis",),
 }
 KINDS = {
     "start": lab.StartPanel,
@@ -42,6 +44,7 @@ KINDS = {
     "race": lab.RacePanel,
     "ranks": lab.RankTrainingPanel,
     "projection": lab.ProjectionPanel,
+    "optimizers": lab.OptimizerRacePanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]
 

@@ -13,6 +13,7 @@ require("plotly", "figures")
 
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
+from comera_lab.panels.optimizer_race import OptimizerRacePanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
 from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
 from comera_lab.panels.pictures import image_row, part_bars  # noqa: E402
@@ -29,6 +30,7 @@ __all__ = [
     "CrossingPanel",
     "LabState",
     "MemoryPanel",
+    "OptimizerRacePanel",
     "ParetoPanel",
     "Predict",
     "ProjectionPanel",

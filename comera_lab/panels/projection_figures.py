@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from comera_lab.panels.figures import BLUE, GREEN, INK, ORANGE, PURPLE, STATIC_WIDTH, TEMPLATE, VERMILLION, Array
 
-FLOOR_DEGREES = 1e-5  # what float32 bases can resolve; a basis that did not move at all is drawn here, crossed
+FLOOR_DEGREES = 1e-8  # a basis that did not move at all is drawn here, crossed
 STILL = "moved not one bit"
 STYLES = (
     (PURPLE, "dot", "square"),
@@ -38,7 +38,7 @@ def projection_figure(lines: Sequence[BasisLine], best: BasisLine, length: int) 
     """Left the captured energy over the steps with the best possible above it, right the angle of each update."""
     figure = make_subplots(1, 2, column_widths=[SPLIT, 1 - SPLIT], horizontal_spacing=0.11)
     figure.update_layout(template=TEMPLATE, height=380, width=STATIC_WIDTH)
-    figure.update_layout(margin={"l": 56, "r": 14, "t": 96, "b": 48}, legend={"y": 1.12})
+    figure.update_layout(margin={"l": 56, "r": 14, "t": 88, "b": 48}, legend={"y": 1.1})
     figure.add_trace(
         go.Scatter(name=best.name, mode="lines", line={"color": INK, "width": 1.5, "dash": "dot"}), row=1, col=1
     )
@@ -56,7 +56,7 @@ def projection_figure(lines: Sequence[BasisLine], best: BasisLine, length: int) 
     for column in (1, 2):
         figure.update_xaxes(title_text="step", range=[0, 1.02 * length], fixedrange=True, row=1, col=column)
     figure.update_yaxes(range=[0, 103], fixedrange=True, row=1, col=1)
-    decades = range(-4, 2)
+    decades = range(-6, 1, 2)
     figure.update_yaxes(
         type="log", fixedrange=True, range=[np.log10(FLOOR_DEGREES) - 0.4, 2.25], tickfont_size=12,
         tickvals=[FLOOR_DEGREES, *(10.0**k for k in decades), 90], row=1, col=2,
