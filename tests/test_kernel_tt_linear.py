@@ -65,6 +65,7 @@ def test_no_rows_give_no_output_and_zero_gradients(dtype):
         assert torch.equal(grad, torch.zeros_like(tensor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "precision"), [(torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32")]
 )
@@ -212,6 +213,7 @@ def test_one_percent_is_noticed_in_every_dtype(dtype, tmp_path):
         assert_equal_to_naive(problem(17, 33, 20, 3, dtype), broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -143,6 +143,7 @@ def mutant(old, new, folder):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

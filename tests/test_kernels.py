@@ -55,6 +55,7 @@ STUBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stub", STUBS)
 def test_H02_a_broken_triton_is_one_warning_and_an_error_when_strict(stub: str, tmp_path: Path) -> None:
     text, reason = STUBS[stub]
