@@ -11,13 +11,14 @@ import torch
 from comera_lab.experiments.pairs import PairData, pairs_from_texts
 from comera_lab.experiments.rank_costs import remeasure
 from comera_lab.experiments.rank_training import RankConfig, RankTrainer
-from comera_lab.experiments.recorder import read_rows, split_runs
+from comera_lab.experiments.recorder import RankRow, read_rows, split_runs
 from comera_lab.experiments.studies_ranks import (
     VARIANTS,
     RankStudy,
     rank_study,
     rate_grid,
     rate_share,
+    thinned,
     train_with_schedule,
 )
 from comera_lab.models.encoder import EncoderConfig, PairEncoder
@@ -71,7 +72,7 @@ def test_costs_are_taken_again_from_the_recorded_ranks_and_nothing_else_changes(
     path, pairs = tmp_path / "study.jsonl", _pairs()
     rank_study(path, pairs, study=study, variants=[("dense", None), ("early", None), ("late", 0.5)], seeds=(3,))
     was = read_rows(path)
-    assert remeasure(path, study.dataset(pairs), timed_steps=3) == 3
+    assert remeasure(path, pairs, timed_steps=3) == 3
     now = read_rows(path)
     times = {"step_time_before_ms", "step_time_after_ms", "cost_commit"}
     for old, new in zip(was, now, strict=True):
@@ -116,8 +117,17 @@ def test_released_study_reads_joined_pairs_and_says_that_its_accuracy_means_noth
     study = RankStudy.released(steps=4)
     assert study.encoder.width == 768 and study.encoder.head == "cross"
     small = dataclasses.replace(study, encoder=dataclasses.replace(TINY, head="cross"), tokens=6, timed_steps=3)
-    row = rank_study(tmp_path / "run.jsonl", _pairs(), study=small, variants=[("late", 0.5)], seeds=(0,))[0]
+    path = tmp_path / "run.jsonl"
+    row = rank_study(path, _pairs(), study=small, variants=[("late", 0.5)], seeds=(0,))[0]
     assert row.test_accuracy is None and "its accuracy means nothing" in row.note
+    assert remeasure(path, _pairs(), timed_steps=3) == 1
+    assert read_rows(path)[-1]["pools_after_mib"] == row.pools_after_mib
+
+
+def test_thinned_history_keeps_both_ends() -> None:
+    rows = [RankRow(step=n, stage="early", cores=1, total=1, ranks={}, elapsed_s=0.0) for n in (0, 3, 4, 7, 8, 8)]
+    assert [row.step for row in thinned(rows, 4)] == [0, 4, 8, 8]
+    assert thinned(rows, 4)[-1] is rows[-1]
 
 
 def test_recorded_study_is_whole_and_its_sizes_are_those_of_its_models() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from comera_lab.experiments.datasets import Dataset
+from comera_lab.experiments.pairs import PairData
 from comera_lab.experiments.provenance import commit
 from comera_lab.experiments.recorder import read_rows, split_runs
 from comera_lab.experiments.runs import TrainConfig
@@ -86,11 +87,12 @@ def with_ranks(model: PairEncoder, ranks: Mapping[str, Sequence[int]]) -> PairEn
     return model
 
 
-def remeasure(path: str | Path, data: Dataset, timed_steps: int = TIMED_STEPS) -> int:
+def remeasure(path: str | Path, pairs: PairData, timed_steps: int = TIMED_STEPS) -> int:
     """Take step times and pools of every finished model in `path` again, one thread, and rewrite the file.
 
-    Everything else in it stays as it is; a model that several seeds share in shape is measured for each. Returns
-    how many result rows were renewed; the file is replaced at the end or not at all.
+    `pairs` is what they were trained on. Everything else in the file stays as it is; a model that several seeds
+    share in shape is measured for each. Returns how many result rows were renewed; the file is replaced at the end
+    or not at all.
     """
     path = Path(path)
     rows = read_rows(path)
@@ -99,7 +101,7 @@ def remeasure(path: str | Path, data: Dataset, timed_steps: int = TIMED_STEPS) -
     try:
         results = [run for run in split_runs(rows) if run[-1]["kind"] == "rank_result"]
         for run in results:
-            run[-1].update(_measured_again(run, data, timed_steps))
+            run[-1].update(_measured_again(run, pairs, timed_steps))
     finally:
         torch.set_num_threads(threads)
     fresh = path.with_name(f".{path.name}.new")
@@ -109,7 +111,7 @@ def remeasure(path: str | Path, data: Dataset, timed_steps: int = TIMED_STEPS) -
     return len(results)
 
 
-def _measured_again(run: list[dict[str, Any]], data: Dataset, timed_steps: int) -> dict[str, Any]:
+def _measured_again(run: list[dict[str, Any]], pairs: PairData, timed_steps: int) -> dict[str, Any]:
     config = run[0]["config"]
     before, after = (_fresh(config["encoder"]) for _ in range(2))
     ranks = [row["ranks"] for row in run if row["kind"] == "rank"]
@@ -118,6 +120,9 @@ def _measured_again(run: list[dict[str, Any]], data: Dataset, timed_steps: int) 
         for layer in tt_layers(with_ranks(after, ranks[-1])).values():
             # as the training left them: held from the moment the target was met
             layer.gates.requires_grad_(config["target_ratio"] is None)
+    data = pairs.dataset(
+        test_pairs=config["dev_pairs"], tokens=config["tokens"], joined=config["encoder"]["head"] == "cross"
+    )
     costs = step_costs([before, after], data, config["batch_size"], timed_steps)
     return cost_fields(*costs)
 
