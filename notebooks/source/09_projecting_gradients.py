@@ -20,12 +20,13 @@ lab.ProjectionPanel()
 # %% [markdown]
 # ## Follow a gradient
 #
-# AdamW keeps two numbers for every weight. Must it? Press **Start**: a network learns to read digits, and
-# every gradient of its second layer is kept on a tape. Then a **basis** of a few directions follows them.
-# The left chart shows how much of each gradient lies inside that basis.
+# AdamW keeps two numbers for every weight. Must it? Press **Start**: a network learns to read digits,
+# and every gradient of its second layer is kept on a tape. Then a **basis** of a few directions
+# follows them. The left chart shows how much of each gradient lies inside that basis.
 #
-# GaLore makes the basis new by a **full SVD** at every update: the line jumps up, and falls until the next.
-# Choose **random** and press Start again. Then give it more **rank**, and a longer **update interval**.
+# GaLore makes the basis new by a **full SVD** at every update: the line jumps up, and falls until the
+# next. Choose **random** and press Start again. Then give it more **rank**, and a longer **update
+# interval**.
 
 # %%
 from comera_lab.teaching import check, guess, progress
@@ -35,8 +36,9 @@ guess("09")
 # %% [markdown]
 # ## Why a few directions are enough
 #
-# The gradient of a layer is a sum over the examples of a batch: error times input, a matrix of rank 1 for
-# each. With 64 examples its rank is 64 at most. And examples resemble each other, as in lesson 02.
+# The gradient of a layer is a sum over the examples of a batch: error times input, a matrix of rank 1
+# for each. With 64 examples its rank is 64 at most. And examples resemble each other, as in lesson
+# 02.
 #
 # Here is one gradient of the tape:
 
@@ -53,13 +55,14 @@ for rank in (1, 2, 4, 8, 16):
     print(f"{rank:>3} directions hold {energy[rank - 1]:7.2%} of its energy (computed here)")
 
 # %% [markdown]
-# Ten classes, so the errors have about ten directions. A language model has more, and its gradients need
-# more rank: a quarter of the width is usual there.
+# Ten classes, so the errors have about ten directions. A language model has more, and its gradients
+# need more rank: a quarter of the width is usual there.
 
 # %% [markdown]
 # ## Exercise: how much a basis keeps
 #
-# A basis `P` has orthonormal columns, (columns of G) x rank. `G @ P` is the gradient in its coordinates.
+# A basis `P` has orthonormal columns, (columns of G) x rank. `G @ P` is the gradient in its
+# coordinates.
 
 # %% tags=["exercise:09.1"]
 def captured(G, P):
@@ -74,8 +77,8 @@ check("09.1", captured)
 # %% [markdown]
 # ## A basis ages
 #
-# The best basis for one gradient is a full SVD away: its leading singular vectors. But the gradient moves
-# on. Here is a basis made at step 20 and looked through later:
+# The best basis for one gradient is a full SVD away: its leading singular vectors. But the gradient
+# moves on. Here is a basis made at step 20 and looked through later:
 
 # %%
 from comera_lab.optimizers.projection import captured_energy, random_basis, svd_basis
@@ -86,20 +89,21 @@ for later in (0, 1, 5, 20, 60, 200):
     print(f"{later:>4} steps later: {share:7.2%} (computed here)")
 
 # %% [markdown]
-# That is the choice that **update interval** stands for: a fresh basis costs time, an old one misses what
-# is new. The right chart of the panel shows how far the basis had to turn.
+# That is the choice that **update interval** stands for: a fresh basis costs time, an old one misses
+# what is new. The right chart of the panel shows how far the basis had to turn.
 
 # %% [markdown]
 # ## There and back
 #
-# The optimizer works on the small matrix. Then the step has to become as large as the weight again: it is
-# **lifted** with the same basis. A basis always acts on the *shorter* side, because that makes it small.
+# The optimizer works on the small matrix. Then the step has to become as large as the weight again:
+# it is **lifted** with the same basis. A basis always acts on the *shorter* side, because that makes
+# it small.
 
 # %% [markdown]
 # ## Exercise: project and lift
 #
-# `P` has as many rows as the shorter side of G. Return the small matrix, and the lifted one in the shape
-# of G.
+# `P` has as many rows as the shorter side of G. Return the small matrix, and the lifted one in the
+# shape of G.
 
 # %% tags=["exercise:09.2"]
 def there_and_back(G, P):
@@ -116,8 +120,8 @@ def there_and_back(G, P):
 check("09.2", there_and_back)
 
 # %% [markdown] tags=["solution"]
-# **Why.** P P^T is a projector: it keeps what lies in the span of P and drops the rest. The kit avoids the two
-# cases: it transposes a wide matrix once, at the door, and works on tall ones only.
+# **Why.** P P^T is a projector: it keeps what lies in the span of P and drops the rest. The kit
+# avoids the two cases: it transposes a wide matrix once, at the door, and works on tall ones only.
 
 # %% [markdown]
 # ## Where the bytes go
@@ -141,8 +145,8 @@ def state_elements(rows, cols, rank):
 check("09.3", state_elements)
 
 # %% [markdown]
-# Is it true of real tensors? `GaLoreAdamW` of the kit reports what it keeps, and the meter of lesson 01
-# counts its tensors after one step:
+# Is it true of real tensors? `GaLoreAdamW` of the kit reports what it keeps, and the meter of lesson
+# 01 counts its tensors after one step:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -171,8 +175,9 @@ for kind in (torch.optim.AdamW, GaLoreAdamW, Flora):
 # %% [markdown]
 # ## Exercise: a step of GaLore
 #
-# `adam` is given: it takes a gradient and returns the direction that Adam would go, of the same shape. Put
-# it in the right place. `scale` makes up for what the projection changes; GaLore uses 0.25.
+# `adam` is given: it takes a gradient and returns the direction that Adam would go, of the same
+# shape. Put it in the right place. `scale` makes up for what the projection changes; GaLore uses
+# 0.25.
 
 # %% tags=["exercise:09.4"]
 def low_rank_step(W, G, P, lr, scale, adam):
@@ -187,9 +192,9 @@ check("09.4", low_rank_step)
 # %% [markdown]
 # ## Full rank is not AdamW
 #
-# Give the basis *all* directions. Nothing of the gradient is lost then: there and back gives G again. So
-# GaLore of full rank should be AdamW? Adam divides every entry by its own size; its first step is the sign
-# of each entry, whatever the gradient. Look at that step in other coordinates:
+# Give the basis *all* directions. Nothing of the gradient is lost then: there and back gives G again.
+# So GaLore of full rank should be AdamW? Adam divides every entry by its own size; its first step is
+# the sign of each entry, whatever the gradient. Look at that step in other coordinates:
 
 # %%
 turned = random_basis(256, 256, torch.Generator().manual_seed(0))
@@ -201,15 +206,15 @@ for name, P in (("any rotation", turned), ("the identity", identity)):
           f"first step changed by {(step - G.sign()).norm() / G.sign().norm():.2f} (computed here)")
 
 # %% [markdown]
-# The gradient survives any rotation, the *step* does not: entries of G P are other numbers than entries
-# of G, and each is divided by its own size. Only a basis along the axes gives AdamW back. So a projected
-# optimizer is another optimizer at every rank, and wants a learning rate of its own.
+# The gradient survives any rotation, the *step* does not: entries of G P are other numbers than
+# entries of G, and each is divided by its own size. Only a basis along the axes gives AdamW back. So
+# a projected optimizer is another optimizer at every rank, and wants a learning rate of its own.
 
 # %% [markdown]
 # ## Flora: no basis at all
 #
-# A random basis keeps little of one gradient, as you saw. But it is right *on average*: lifted back and
-# scaled up, many random views add up to the gradient itself.
+# A random basis keeps little of one gradient, as you saw. But it is right *on average*: lifted back
+# and scaled up, many random views add up to the gradient itself.
 
 # %%
 draws = torch.Generator().manual_seed(0)
@@ -222,9 +227,9 @@ for count in range(1, 257):
         print(f"{count:>4} draws: off by {error:5.2f} times the gradient (computed here)")
 
 # %% [markdown]
-# Flora draws a new basis every so often, and stores none: a **seed** brings it back. It keeps the mean of
-# the gradients small that way; for their squares it uses a row and a column, as Adafactor does. Very few
-# bytes, and noise in every step.
+# Flora draws a new basis every so often, and stores none: a **seed** brings it back. It keeps the
+# mean of the gradients small that way; for their squares it uses a row and a column, as Adafactor
+# does. Very few bytes, and noise in every step.
 #
 # Between the two is a gap: the SVD sees well and is slow, chance is free and nearly blind.
 

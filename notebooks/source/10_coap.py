@@ -20,15 +20,18 @@ lab.OptimizerRacePanel()
 # %% [markdown]
 # ## A race of optimizers
 #
-# Press **Start**. One network per optimizer, the same digits in the same order, each at the rate that did
-# best for it. Look at three things: the loss, the bytes of optimizer state, the milliseconds of a step.
+# Press **Start**. One network per optimizer, the same digits in the same order, each at the rate that
+# did best for it. Look at three things: the loss, the bytes of optimizer state, the milliseconds of a
+# step.
 #
-# Who wins? Do not say yet. Press **Three seeds**: the same race from other random starts. The line becomes
-# a band. Now the panel gives its verdict, and it may be: *cannot tell*.
+# Who wins? Do not say yet. Press **Three seeds**: the same race from other random starts. The line
+# becomes a band. Now the panel gives its verdict, and it may be: *cannot tell*.
 #
 # Tick **flora** and **coap-8bit** as well, and choose **bytes** as x axis.
 
 # %%
+import torch
+
 from comera_lab.teaching import check, guess, progress
 
 guess("10")
@@ -36,20 +39,17 @@ guess("10")
 # %% [markdown]
 # ## Between the SVD and chance
 #
-# GaLore looks anew at every update and forgets what it knew. But the old basis is nearly right. COAP starts
-# from it: send the old directions through the gradient, forth and back, and make them orthonormal again.
-# This is a **refresh**: one step of an iteration whose end is the SVD.
+# GaLore looks anew at every update and forgets what it knew. But the old basis is nearly right. COAP
+# starts from it: send the old directions through the gradient, forth and back, and make them
+# orthonormal again. This is a **refresh**: one step of an iteration whose end is the SVD.
 
 # %% [markdown]
 # ## Exercise: refresh in three lines
 #
-# Look at G through the old basis, make what you see orthonormal, and take the small SVD of G as seen from
-# there.
+# Look at G through the old basis, make what you see orthonormal, and take the small SVD of G as seen
+# from there.
 
 # %% tags=["exercise:10.1"]
-import torch
-
-
 def warm_refresh(G, P):
     """G (rows, cols), old basis P (cols, rank) -> new basis (cols, rank), orthonormal columns."""
     # solution
@@ -61,12 +61,13 @@ def warm_refresh(G, P):
 check("10.1", warm_refresh)
 
 # %% [markdown] tags=["solution"]
-# **Why.** The new basis spans G^T G P, a step of the power method on many vectors at once. The kit gets the
-# same span without any SVD, and its columns continue the old ones, so that moments keep their meaning.
+# **Why.** The new basis spans G^T G P, a step of the power method on many vectors at once. The kit
+# gets the same span without any SVD, and its columns continue the old ones, so that moments keep
+# their meaning.
 
 # %% [markdown]
-# What does it keep, and what does it cost? Two real gradients of a wider network, from two batches. The
-# basis comes from the first one; the second is new to it.
+# What does it keep, and what does it cost? Two real gradients of a wider network, from two batches.
+# The basis comes from the first one; the second is new to it.
 
 # %%
 import time
@@ -104,18 +105,19 @@ ways = {"full SVD": lambda: svd_basis(second, 6), "warm refresh": lambda: refres
 print(f"old basis, not touched: {captured_energy(second, old):.1%} of the energy")
 for name, make in ways.items():
     basis, ms = timed_ms(make)
-    print(f"{name:<13} {captured_energy(second, basis):7.1%} of the energy, {ms:8.2f} ms (measured here)")
+    kept = captured_energy(second, basis)
+    print(f"{name:<13} {kept:7.1%} of the energy, {ms:8.2f} ms (measured here)")
 
 # %% [markdown]
-# Nearly the same directions for a small part of the time. The gap grows with the size of the matrix: a
-# full SVD costs the third power of the width, a refresh two thin products.
+# Nearly the same directions for a small part of the time. The gap grows with the size of the matrix:
+# a full SVD costs the third power of the width, a refresh two thin products.
 
 # %% [markdown]
 # ## A step between two refreshes
 #
-# Even a refresh is not made at every update. In between, COAP takes one **alignment step**: a gradient step
-# on the basis itself. Its loss has two factors. One says how much of the gradient the basis misses; the
-# other how far the lifted momentum points away from the gradient:
+# Even a refresh is not made at every update. In between, COAP takes one **alignment step**: a
+# gradient step on the basis itself. Its loss has two factors. One says how much of the gradient the
+# basis misses; the other how far the lifted momentum points away from the gradient:
 #
 # > loss(P)  =  mean square of (G P P^T - G)   x   (1 - cosine of M P^T and G)
 #
@@ -124,8 +126,9 @@ for name, make in ways.items():
 # %% [markdown]
 # ## Exercise: units
 #
-# Somebody multiplies the loss of the network by c, so every gradient is c times as large. By what factor
-# does the step on the basis change: in the published form, and if G is divided by its own size first?
+# Somebody multiplies the loss of the network by c, so every gradient is c times as large. By what
+# factor does the step on the basis change: in the published form, and if G is divided by its own size
+# first?
 
 # %% tags=["exercise:10.2"]
 def move_factor(c, scale_free):
@@ -138,8 +141,9 @@ def move_factor(c, scale_free):
 check("10.2", move_factor)
 
 # %% [markdown]
-# Gradients of language models have entries of a ten-thousandth and less: squared, that is nothing. And the
-# format has a grain: bf16 keeps about three digits, so a smaller step is rounded away. Does P move?
+# Gradients of language models have entries of a ten-thousandth and less: squared, that is nothing.
+# And the format has a grain: bf16 keeps about three digits, so a smaller step is rounded away. Does P
+# move?
 
 # %%
 from comera_lab.optimizers.projection import align_basis, project, subspace_angle_degrees
@@ -151,24 +155,25 @@ for kind in ("paper", "scale-free"):
         for dtype in (torch.float32, torch.bfloat16):
             G, old = (c * second).to(dtype), P.to(dtype)
             new = align_basis(G, old, project((c * first).to(dtype), old), kind=kind)
-            moved = not torch.equal(new, old)
-            turned.append(f"{subspace_angle_degrees(old, new):.1g} degrees" if moved else "not one bit")
-        print(f"{kind:<10} gradients x {c:<6g} fp32: {turned[0]:<16} bf16: {turned[1]} (computed here)")
+            angle = f"{subspace_angle_degrees(old, new):.1g} degrees"
+            turned.append("not one bit" if torch.equal(new, old) else angle)
+        print(f"{kind:<10} gradients x {c:<6g} fp32 {turned[0]:<14} bf16 {turned[1]} (computed here)")
 
 # %% [markdown]
-# In bf16 the published step leaves P as it is, bit for bit. Nothing warns you: training goes on with a
-# refresh now and then. The kit's default takes G in units of its own size and turns P at every scale; it
-# also makes P orthonormal again, which a plain step does not.
+# In bf16 the published step leaves P as it is, bit for bit. Nothing warns you: training goes on with
+# a refresh now and then. The kit's default takes G in units of its own size and turns P at every
+# scale; it also makes P orthonormal again, which a plain step does not.
 #
-# Does that bring anything? Ask the panel of lesson [09](09_projecting_gradients.ipynb): **refresh only**
-# against **refresh + alignment**. And here: refresh factor 1 and an interval of 100 refreshes as often as
-# now, without any alignment. Compare with three seeds.
+# Does that bring anything? Ask the panel of lesson [09](09_projecting_gradients.ipynb): **refresh
+# only** against **refresh + alignment**. And here: refresh factor 1 and an interval of 100 refreshes
+# as often as now, without any alignment. Compare with three seeds.
 
 # %% [markdown]
 # ## Eight bits
 #
-# The moments of COAP are small; a byte for each number makes them smaller still. A block of numbers is
-# divided by its largest, and every number becomes the place of the nearest of 256 values, the **map**.
+# The moments of COAP are small; a byte for each number makes them smaller still. A block of numbers
+# is divided by its largest, and every number becomes the place of the nearest of 256 values, the
+# **map**.
 
 # %% [markdown]
 # ## Exercise: quantize a block
@@ -187,11 +192,16 @@ def quantize(x, code):
 check("10.3", quantize)
 
 # %% [markdown]
-# A mean of gradients has both signs. A mean of *squares* has not: with a signed map half of the places are
-# never used. Here are real squares, of this network after one gradient:
+# A mean of gradients has both signs. A mean of *squares* has not: with a signed map half of the
+# places are never used. Here are real squares, of this network after one gradient:
 
 # %%
-from comera_lab.optimizers.quantized import dequantize_blockwise, quantize_blockwise, signed_map, unsigned_map
+from comera_lab.optimizers.quantized import (
+    dequantize_blockwise,
+    quantize_blockwise,
+    signed_map,
+    unsigned_map,
+)
 
 squares = second.square()
 for name, code in (("signed", signed_map()), ("unsigned", unsigned_map())):
@@ -203,15 +213,15 @@ for name, code in (("signed", signed_map()), ("unsigned", unsigned_map())):
           f"{(back == 0).float().mean():.2%} became 0 (computed here)")
 
 # %% [markdown]
-# Adam divides by the root of that number, so a square that becomes 0 is dangerous: its weight takes a huge
-# step. The kit uses the signed map for the mean, the unsigned one for the squares, blocks of 256, and
-# leaves small tensors alone.
+# Adam divides by the root of that number, so a square that becomes 0 is dangerous: its weight takes a
+# huge step. The kit uses the signed map for the mean, the unsigned one for the squares, blocks of
+# 256, and leaves small tensors alone.
 
 # %% [markdown]
 # ## Exercise: a published size
 #
-# `projected`: shapes of the matrices with a basis. `rest`: how many numbers each other tensor has; Adam
-# keeps its two moments in full. How many numbers does the optimizer keep?
+# `projected`: shapes of the matrices with a basis. `rest`: how many numbers each other tensor has;
+# Adam keeps its two moments in full. How many numbers does the optimizer keep?
 
 # %% tags=["exercise:10.4"]
 def optimizer_elements(projected, rest, rank):
@@ -225,8 +235,8 @@ def optimizer_elements(projected, rest, rank):
 check("10.4", optimizer_elements)
 
 # %% [markdown]
-# Now LLaMA with a billion weights, in bf16, at rank 512: attention and feed-forward matrices projected,
-# embeddings and norms not. Nothing is allocated; shapes are enough.
+# Now LLaMA with a billion weights, in bf16, at rank 512: attention and feed-forward matrices
+# projected, embeddings and norms not. Nothing is allocated; shapes are enough.
 
 # %%
 from comera_lab.memory import PUBLISHED, llama_shapes, optimizer_bytes
@@ -239,13 +249,14 @@ print(f"COAP  {row.count().published / 2**30:.2f} GiB (predicted; 1.94 published
       f"{1 - row.count().published / whole:.0%} less")
 for row in PUBLISHED:
     predicted = row.count().published / 2**20
-    print(f"{row.model:<16} {row.optimizer:<28} {predicted:8.2f} MiB predicted, {row.mib:8.2f} published")
+    print(f"{row.model:<16} {row.optimizer:<28} {predicted:8.2f} MiB (predicted), {row.mib} published")
 
 # %% [markdown]
 # ## One idea, three optimizers
 #
-# The basis does not care what works inside it. Adam, Adam with moments of a byte, or Adafactor, which keeps
-# a row and a column in the place of the squares. `make_optimizer` of the kit knows them by name:
+# The basis does not care what works inside it. Adam, Adam with moments of a byte, or Adafactor, which
+# keeps a row and a column in the place of the squares. `make_optimizer` of the kit knows them by
+# name:
 
 # %%
 from comera_lab.memory import mib
@@ -271,7 +282,7 @@ progress("10")
 #
 # Lesson 11 projects convolutions, which have two bases each.
 #
-# COAP: J. Xiao and others, CVPR 2025, arXiv 2412.00071, written anew from the formulas. The maps of 8-bit
-# moments: T. Dettmers and others, ICLR 2022, arXiv 2110.02861. Adafactor: arXiv 1804.04235.
+# COAP: J. Xiao and others, CVPR 2025, arXiv 2412.00071, written anew from the formulas. The maps of
+# 8-bit moments: T. Dettmers and others, ICLR 2022, arXiv 2110.02861. Adafactor: arXiv 1804.04235.
 #
 # *The text of this lesson may be reused under CC BY 4.0; its code under the MIT licence.*
