@@ -110,7 +110,7 @@ def sketch_basis(gradient: Tensor, rank: int, generator: torch.Generator | None 
         start = random_basis(cols, min(cols, 2 * rank), draw, batch=wide.shape[:-2], dtype=wide.dtype).to(wide.device)
         for _ in range(_SKETCH_ITERATIONS):
             start = refresh_basis(wide, start)
-    inside = _unit_energy(wide) @ start  # (rows, width)
+    inside = _over(wide @ start, _length(wide))  # (rows, width)
     turn = leading_eigenvectors(inside.mT @ inside, rank)  # (width, rank)
     return orthonormalize(start @ turn).to(gradient.dtype)
 
@@ -123,8 +123,10 @@ def refresh_basis(gradient: Tensor, basis: Tensor) -> Tensor:
     kept moments keep their meaning. Directions without energy stay as they were; a zero gradient changes nothing.
     """
     _check_basis(gradient, basis)
-    wide, old = _unit_energy(_widened(gradient)), _widened(basis)
-    return orthonormalize(wide.mT @ (wide @ old) + _INERTIA * old).to(basis.dtype)
+    wide, old = _widened(gradient), _widened(basis)
+    length = _length(wide)
+    again = wide.mT @ _over(wide @ old, length)  # the thin matrices are scaled: the gradient is not copied
+    return orthonormalize(_over(again, length) + _INERTIA * old).to(basis.dtype)
 
 
 def align_basis(
@@ -151,36 +153,46 @@ def align_basis(
         raise ShapeError(
             f"momentum must be (rows, rank) = {(*wide.shape[:-1], old.shape[-1])}, got {tuple(momentum.shape)}."
         )
-    scale = 1.0 / (wide.shape[-2] * wide.shape[-1])
-    if kind == "scale-free":
-        wide, scale = _unit_energy(wide), 1.0
-    slope = _alignment_slope(wide, old, None if momentum is None else momentum.to(wide.dtype), scale)
+    rows = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (rows, 1), the one pass over all of G
+    slope = _alignment_slope(wide, rows, old, None if momentum is None else momentum.to(wide.dtype), kind)
     if kind == "paper":
         norm: Tensor = torch.linalg.vector_norm(slope, dim=(-2, -1), keepdim=True)
         return (old - step * slope / norm.clamp_min(1.0)).to(basis.dtype)
     return orthonormalize(old - step * slope).to(basis.dtype)
 
 
-def _alignment_slope(gradient: Tensor, basis: Tensor, momentum: Tensor | None, scale: float) -> Tensor:
-    """Derivative by P of scale * |G P P' - G|^2 * (1 - mean cos(M P', G)), (cols, rank), from thin products alone."""
-    low = gradient @ basis  # (rows, rank)
-    overlap = basis.mT @ basis  # (rank, rank), I if orthonormal
-    inside = low.mT @ low  # (rank, rank)
-    energy = gradient.square().sum((-2, -1), keepdim=True)
-    missed = scale * (energy - 2 * _trace(inside) + (inside * overlap).sum((-2, -1), keepdim=True))
-    if momentum is None:
-        return 2 * scale * (gradient.mT @ (low @ overlap - 2 * low) + basis @ inside)
+def _alignment_slope(
+    gradient: Tensor, row_lengths: Tensor, basis: Tensor, momentum: Tensor | None, kind: Alignment
+) -> Tensor:
+    """Derivative by P of scale |G P P' - G|^2 (1 - mean cos(M P', G)), (cols, rank), from thin products alone.
+
+    "paper": scale is 1 / (rows cols). Else it is 1 and G is divided by its norm: by way of the small factors, so that
+    G is not copied.
+    """
     tiny = torch.finfo(gradient.dtype).tiny
-    turned = momentum @ overlap
-    length = (momentum * turned).sum(-1, keepdim=True).clamp_min(0).sqrt()  # |M_i P'|
-    weight = 1 / (length * torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)).clamp_min(tiny)
-    weight = torch.where(length > 0, weight, 0.0) / gradient.shape[-2]
-    cosine = (momentum * low).sum(-1, keepdim=True) * weight  # cos_i / rows
+    unit = torch.ones_like(row_lengths[..., :1, :])
+    if kind == "scale-free":
+        norm = _length_of(row_lengths)
+        unit = torch.where(norm > 0, 1 / norm.clamp_min(tiny), 0.0)
+    scale = 1.0 if kind == "scale-free" else 1.0 / (gradient.shape[-2] * gradient.shape[-1])
+    low = gradient @ basis  # (rows, rank), still without its factor `unit`
+    overlap = basis.mT @ basis  # (rank, rank), I if orthonormal
+    inside = unit.square() * (low.mT @ low)  # (rank, rank)
+    # by d|G P P' - G|^2: 2 G'(G P P'P - 2 G P) + 2 P P'G'G P
+    away = 2 * scale * unit * (overlap - 2 * torch.eye(overlap.shape[-1], dtype=low.dtype, device=low.device))
+    if momentum is None:
+        return unit * (gradient.mT @ (low @ away)) + basis @ (2 * scale * inside)
+    lengths = unit * row_lengths
+    energy = lengths.square().sum((-2, -1), keepdim=True)
+    missed = scale * (energy - 2 * _trace(inside) + (inside * overlap).sum((-2, -1), keepdim=True))
+    size = (momentum * (momentum @ overlap)).sum(-1, keepdim=True).clamp_min(0).sqrt()  # |M_i P'|
+    weight = torch.where(size > 0, 1 / (size * lengths).clamp_min(tiny), 0.0) / gradient.shape[-2]
+    cosine = (momentum * low).sum(-1, keepdim=True) * (unit * weight)  # cos_i / rows
     far = (1 - cosine.sum(-2, keepdim=True)).clamp_min(0)
-    # d missed: G'(G P P'P - 2 G P) + P P'G'G P; d cos_i: G_i M_i / (|M_i P'| |G_i|) - cos_i P M_i M_i' / |M_i P'|^2
-    outside = gradient.mT @ (2 * scale * far * (low @ overlap - 2 * low) - missed * weight * momentum)
-    within = 2 * scale * far * inside + missed * (momentum.mT @ (cosine / length.square().clamp_min(tiny) * momentum))
-    return outside + basis @ within
+    # by d cos_i: G_i M_i / (|M_i P'| |G_i|) - cos_i P M_i M_i' / |M_i P'|^2
+    outside = torch.addcmul(low @ (far * away), missed * weight, momentum, value=-1)
+    turned = momentum.mT @ (cosine / size.square().clamp_min(tiny) * momentum)
+    return unit * (gradient.mT @ outside) + basis @ (2 * scale * far * inside + missed * turned)
 
 
 def project(gradient: Tensor, basis: Tensor) -> Tensor:
@@ -219,7 +231,7 @@ def transfer_moments(mean: Tensor, square: Tensor | None, old: Tensor, new: Tens
 
 def captured_energy(gradient: Tensor, basis: Tensor) -> Tensor:
     """Share of |G|^2 that lies inside an orthonormal basis, in [0, 1], one number per matrix; 0 for a zero gradient."""
-    low = project(_unit_energy(_widened(gradient)), basis)
+    low = _over(project(gradient, basis), _length(_widened(gradient)))
     return low.square().sum((-2, -1)).clamp(0, 1)
 
 
@@ -269,12 +281,19 @@ def leading_eigenvectors(symmetric: Tensor, rank: int) -> Tensor:
     return vectors.flip(-1)[..., :rank]
 
 
-def _unit_energy(gradient: Tensor) -> Tensor:
-    """`gradient` over its Frobenius norm; zeros stay zeros."""
-    largest = gradient.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
-    unit = gradient / largest
-    norm: Tensor = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)  # at least 1, or 0
-    return unit / norm.clamp_min(0.5)
+def _length(gradient: Tensor) -> Tensor:
+    """Frobenius norm of each matrix, (.., 1, 1); 0 where the entries are so small that their squares vanish."""
+    return _length_of(torch.linalg.vector_norm(gradient, dim=-1, keepdim=True))
+
+
+def _length_of(row_lengths: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(row_lengths, dim=(-2, -1), keepdim=True)
+    return length
+
+
+def _over(tensor: Tensor, length: Tensor) -> Tensor:
+    """`tensor` / `length`, zeros where the length is 0."""
+    return torch.where(length > 0, tensor / length.clamp_min(torch.finfo(length.dtype).tiny), 0.0)
 
 
 def _widened(tensor: Tensor) -> Tensor:
