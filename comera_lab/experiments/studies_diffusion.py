@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from comera_lab.experiments.datasets import Dataset, digits
 from comera_lab.experiments.diffusion import DiffusionConfig, DiffusionStep, DiffusionTrainer
 from comera_lab.experiments.frechet import digit_judge
-from comera_lab.experiments.recorder import DiffusionResultRow, Recorder
+from comera_lab.experiments.recorder import DiffusionResultRow, Recorder, read_rows, split_runs
+from comera_lab.memory import mib
 from comera_lab.models.unet import UNet
 from comera_lab.optimizers import make_optimizer
 
 CHANNELS = (40, 80)
 METHODS = ("adamw", "galore", "coap")
-RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
+START_RATE = 8e-3
 # A refresh of all bases every 160 steps in both: GaLore at once by SVD, COAP warm, with alignment steps in between.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "adamw": {"fused": True},
@@ -34,7 +35,7 @@ _TUNING_SEED, _TUNING_SHARE = 100, 2  # half the steps choose a rate
 _TIMED_STEPS, _WARM_UPS = 200, 5  # at least one refresh of every basis is among them
 _LAST = 50  # steps whose losses are averaged
 # What the recorded study chose (data/results/ddpm_digits_cpu.jsonl)
-_TUNED = {"adamw": 4e-3, "galore": 1.6e-2, "coap": 4e-3, "coap-8bit": 4e-3}
+_TUNED = {"adamw": 8e-3, "galore": 1.6e-2, "coap": 8e-3, "coap-8bit": 8e-3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def diffusion_study(
     *,
     methods: Sequence[str] = METHODS,
     seeds: Iterable[int] = (0, 1, 2),
-    rates: Sequence[float] = RATES,
+    start_rate: float = START_RATE,
     rank_ratio: float = 4.0,
     config: DiffusionConfig | None = None,
     channels: tuple[int, ...] = CHANNELS,
@@ -87,17 +88,17 @@ def diffusion_study(
 ) -> list[DiffusionResultRow]:
     """Train the U-Net with every method and seed on one thread; append run, evaluation and result rows to `out_path`.
 
-    Each method gets the rate with the lowest noise error on an inner split of the training digits, after half the
-    steps, with a seed used nowhere else: the test digits choose nothing. `times` are those of `step_times`, measured
+    Each method gets the rate, of those twice as large as the next, with the lowest noise error on an inner split of the
+    training digits after half the steps, with a seed used nowhere else: the test digits choose nothing. `times` are those of `step_times`, measured
     now if None: on a busy machine take them in a quiet minute. An interrupted study leaves the runs that are done.
     About ten minutes on one quiet core.
     """
-    config = DiffusionConfig(steps=400, evaluate_every=100, samples=1000) if config is None else config
+    config = DiffusionConfig(steps=400, evaluate_every=200, samples=500) if config is None else config
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         times = step_times(methods, rank_ratio, config, channels) if times is None else times
-        tried = {method: _tuning(method, rates, rank_ratio, config, channels) for method in methods}
+        tried = {method: _tuning(method, start_rate, rank_ratio, config, channels) for method in methods}
         return [
             _recorded(
                 out_path,
@@ -130,21 +131,60 @@ def step_times(
     return {method: StepTime.of(trainer.steps[_WARM_UPS:]) for method, trainer in trainers.items()}
 
 
+def recorded_table(path: str | Path) -> str:
+    """A recorded study as text: per method the mean over its seeds, with their range, and where it was recorded."""
+    runs = split_runs(read_rows(path))
+    lines = [
+        f"{'optimizer':<10} {'rate':<6} {'MiB':>5}  {'noise error (seeds)':<24} {'distance (seeds)':<22} "
+        f"{'ms a step':>9}  {'update':>6}  {'slowest':>7}"
+    ]
+    for method in dict.fromkeys(run[-1]["optimizer"] for run in runs):
+        results = [run[-1] for run in runs if run[-1]["optimizer"] == method]
+        first = results[0]
+        lines.append(
+            f"{method:<10} {first['learning_rate']:<6g} {mib(first['optimizer_bytes']):5.2f}  "
+            f"{_range([row['test_loss_mse'] for row in results], 4):<24} "
+            f"{_range([row['frechet'] for row in results], 1):<22} {first['step_time_ms']:9.1f}  "
+            f"{first['update_time_ms']:6.1f}  {first['slowest_update_time_ms']:7.1f}"
+        )
+    info, last = runs[0][0], runs[0][-1]
+    return "\n".join([
+        *lines,
+        f"Distance of held-out real digits {last['frechet_real']:.1f}, of noise {last['frechet_noise']:.0f}. "
+        f"{last['steps']} steps of {info['config']['batch_size']} digits, {last['parameters']:,} weights.",
+        f"Recorded on {info['device']}, {info['threads']} thread, torch {info['torch']}.",
+    ])  # fmt: skip
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    return f"{mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 def _tuning(
-    method: str, rates: Sequence[float], rank_ratio: float, config: DiffusionConfig, channels: tuple[int, ...]
+    method: str, start_rate: float, rank_ratio: float, config: DiffusionConfig, channels: tuple[int, ...]
 ) -> dict[float, float]:
-    """Rate -> noise error on the held-out part of the training digits."""
-    steps = max(1, config.steps // _TUNING_SHARE)
-    errors = {}
-    for rate in rates:
+    """Rate -> noise error on the held-out part of the training digits, for rates that double or halve.
+
+    From `start_rate` on until the best has a worse neighbour on either side: no method is stopped by an edge.
+    """
+
+    def error_at(rate: float) -> float:
+        steps = max(1, config.steps // _TUNING_SHARE)
         shorter = dataclasses.replace(
             config, steps=steps, seed=_TUNING_SEED, learning_rate=rate, evaluate_every=0, samples=2
         )
         trainer = _trainer(method, rank_ratio, shorter, channels, _inner_split())
         while not trainer.done:
             trainer.step()
-        errors[rate] = trainer.noise_error()
-    return errors
+        return trainer.noise_error()
+
+    errors = {start_rate: error_at(start_rate)}
+    while True:
+        best = min(errors, key=lambda rate: errors[rate])
+        missing = [rate for rate in (2 * best, best / 2) if rate not in errors]
+        if not missing:
+            return errors
+        errors[missing[0]] = error_at(missing[0])
 
 
 @cache
