@@ -218,6 +218,29 @@ class KernelRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerResultRow:
+    """How one training of an optimizer study ended. `arm` is "comparison" or "ablation", `settings` the optimizer's.
+
+    `train_loss_nats` is the mean over the last fifth of the steps, before each update; the other two are of the
+    held-out side after the last step. `state_mib` is what the optimizer keeps; the step time is a median.
+    """
+
+    arm: str
+    optimizer: str
+    settings: dict[str, Any]
+    dtype: str
+    learning_rate: float
+    seed: int
+    steps: int
+    train_loss_nats: float
+    loss_nats: float
+    accuracy: float
+    state_mib: float
+    step_time_ms: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One measurement: `value` is a median in `unit`, p20 and p80 its quantiles over `repeats` calls."""
 
@@ -249,6 +272,7 @@ Row = (
     | DiffusionResultRow
     | RecommenderRow
     | KernelRow
+    | OptimizerResultRow
     | BenchRow
 )
 
@@ -264,6 +288,7 @@ _KINDS: dict[str, type[Row]] = {
     "diffusion_result": DiffusionResultRow,
     "recommender": RecommenderRow,
     "kernel": KernelRow,
+    "optimizer_result": OptimizerResultRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}
