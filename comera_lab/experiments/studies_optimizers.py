@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from comera_lab.experiments.datasets import Dataset, digits
 from comera_lab.experiments.recorder import EvalRow, OptimizerResultRow, Recorder, StepRow, write_rows
+from comera_lab.experiments.runs import build_optimizer
 from comera_lab.experiments.train import RunResult, TrainConfig, fit
 from comera_lab.models.mlp import MLP
 
 SEEDS = (0, 1, 2)
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-_TUNING_SEEDS = (100, 101)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+_TUNING_SEED = 100
 _COMMAND = 'python -c "from comera_lab.experiments.studies_optimizers import optimizer_study; optimizer_study(PATH)"'
 
 # A basis is renewed every 80 steps by all of them; COAP takes four alignment steps in between.
@@ -74,16 +75,16 @@ def optimizer_study(
     seeds: tuple[int, ...] = SEEDS,
     rates: tuple[float, ...] = RATES,
     features: tuple[int, ...] = (784, 256, 256, 10),
-    steps: int = 400,
+    steps: int = 300,
     on_result: Callable[[OptimizerResultRow], None] | None = None,
 ) -> list[OptimizerResultRow]:
     """Train an MLP on digits(28) with every arm, dtype and seed, and record it.
 
-    Every arm gets, for every dtype, the rate of `rates` with the lowest held-out loss on an inner split of the
-    training side, mean over two seeds used nowhere else: the test side chooses nothing. Weights, and with them the
-    bases, are of the dtype; moments are float32. Both hidden layers are projected at a quarter of their smaller side;
-    biases and the classifier take the plain rule. One thread. `out_path` must not exist yet. About a quarter of an
-    hour on one core.
+    Every arm gets the rate of `rates` with the lowest held-out loss on an inner split of the training side, in float32
+    and with a seed used nowhere else: the test side chooses nothing. All dtypes take that rate. Weights, and with them
+    the bases, are of the dtype; moments are float32. Both hidden layers are projected at a quarter of their smaller
+    side; biases and the classifier take the plain rule. One thread. `out_path` must not exist yet. About three
+    minutes on one core that has nothing else to do.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -91,9 +92,9 @@ def optimizer_study(
         data = digits(28)
         inner = Dataset.from_tensors("digits inner split", data.train_x, data.train_y, classes=data.classes)
         recorders = []
-        for dtype in dtypes:
-            for arm in arms:
-                rate = _best_rate(inner, arm, dtype, rates, features, steps)
+        for arm in arms:
+            rate = _best_rate(inner, arm, rates, features, steps)
+            for dtype in dtypes:
                 for seed in seeds:
                     recorder = _recorded(data, arm, dtype, rate, seed, rates, features, steps)
                     recorders.append(recorder)
@@ -105,13 +106,9 @@ def optimizer_study(
     return [_result_of(recorder) for recorder in recorders]
 
 
-def _best_rate(
-    inner: Dataset, arm: Arm, dtype: torch.dtype, rates: tuple[float, ...], features: tuple[int, ...], steps: int
-) -> float:
+def _best_rate(inner: Dataset, arm: Arm, rates: tuple[float, ...], features: tuple[int, ...], steps: int) -> float:
     def held_out_loss(rate: float) -> float:
-        return mean(
-            _evaluation(_train(inner, arm, dtype, rate, s, features, steps)[0]).loss_nats for s in _TUNING_SEEDS
-        )
+        return _evaluation(_train(inner, arm, torch.float32, rate, _TUNING_SEED, features, steps)[0]).loss_nats
 
     return min(rates, key=held_out_loss)
 
@@ -120,8 +117,6 @@ def _train(
     data: Dataset, arm: Arm, dtype: torch.dtype, rate: float, seed: int, features: tuple[int, ...], steps: int
 ) -> tuple[RunResult, float]:
     """The run, and the MiB of optimizer state at its end."""
-    from comera_lab.experiments.runs import build_optimizer
-
     model = _InDtype(MLP(features, generator=torch.Generator().manual_seed(seed)), dtype)
     config = _config(arm, rate, seed, steps)
     optimizer = build_optimizer(config, list(model.parameters()))

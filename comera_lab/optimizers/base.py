@@ -199,7 +199,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
     @staticmethod
     def _begun(state: Mapping[str, Any]) -> bool:
         """Whether there is more than a step counter, which is all that zero gradients leave."""
-        return bool(state.keys() - {"step"})
+        return len(state) > ("step" in state)
 
     def _renewed_bases(self, slots: Sequence[Slot]) -> dict[int, Bases]:
         """id(slot) -> new bases, for those that are due. Nothing is kept yet."""
@@ -225,7 +225,8 @@ class ProjectedOptimizer(torch.optim.Optimizer):
     def _begin(self, slot: Slot, bases: Bases | None) -> None:
         """Make state that is missing, and keep renewed bases."""
         state = slot.state = self.state[slot.parameter]
-        state.setdefault("step", _step_counter())
+        if "step" not in state:
+            state["step"] = _step_counter()
         if slot.subspace is None:
             if not self._begun(state):
                 shape = tuple(slot.parameter.shape)
