@@ -31,7 +31,9 @@ def race_figure(bands: Sequence[Band], axis: str) -> go.Figure:
     figure.update_layout(template=TEMPLATE, height=360, width=STATIC_WIDTH)
     figure.update_layout(margin={"l": 60, "r": 16, "t": 66, "b": 50}, legend={"y": 1.12})
     figure.update_annotations(font_size=14)
-    figure.update_yaxes(type="log", dtick="D2", tickfont_size=13, row=1, col=1, fixedrange=True)
+    ticks = [digit * 10.0**decade for decade in (-3, -2, -1, 0, 1) for digit in (1, 2, 5)]
+    labels = [f"{tick:g}" for tick in ticks]
+    figure.update_yaxes(type="log", tickvals=ticks, ticktext=labels, row=1, col=1, fixedrange=True)
     figure.update_yaxes(row=1, col=2, fixedrange=True)
     figure.update_xaxes(rangemode="tozero", fixedrange=True)
     for band in bands:
