@@ -27,6 +27,7 @@ NUMBERS = {
     "ranks": ("target_ratio", "max_rank", "gamma", "gate_rate", "early_steps", "late_steps"),
     "projection": ("projection_rank", "update_interval", "refresh_factor"),
     "optimizers": ("rank_ratio", "update_interval", "refresh_factor", "optimizer_steps"),
+    "diffusion": ("rank_ratio", "diffusion_steps"),
 }
 CHOICES = {
     "memory": ("precision", "optimizer"),
@@ -35,6 +36,7 @@ CHOICES = {
     "ranks": ("size_part", "gate_kind"),
     "projection": ("projection_method", "gradient_precision"),
     "optimizers": ("axis",),
+    "diffusion": ("diffusion_optimizer",),
 }
 KINDS = {
     "start": lab.StartPanel,
@@ -45,6 +47,7 @@ KINDS = {
     "ranks": lab.RankTrainingPanel,
     "projection": lab.ProjectionPanel,
     "optimizers": lab.OptimizerRacePanel,
+    "diffusion": lab.DiffusionPanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]
 

@@ -88,10 +88,10 @@ def diffusion_study(
 ) -> list[DiffusionResultRow]:
     """Train the U-Net with every method and seed on one thread; append run, evaluation and result rows to `out_path`.
 
-    Each method gets the rate, of those twice as large as the next, with the lowest noise error on an inner split of the
-    training digits after half the steps, with a seed used nowhere else: the test digits choose nothing. `times` are those of `step_times`, measured
-    now if None: on a busy machine take them in a quiet minute. An interrupted study leaves the runs that are done.
-    About ten minutes on one quiet core.
+    Each method gets the rate, of those that double from one to the next, with the lowest noise error on an inner split
+    of the training digits after half the steps, with a seed used nowhere else: the test digits choose nothing. `times`
+    are those of `step_times`, measured now if None: on a busy machine take them in a quiet minute. An interrupted study
+    leaves the runs that are done. About ten minutes on one quiet core.
     """
     config = DiffusionConfig(steps=400, evaluate_every=200, samples=500) if config is None else config
     threads = torch.get_num_threads()

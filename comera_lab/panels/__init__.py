@@ -12,6 +12,7 @@ require("ipywidgets", "panels")
 require("plotly", "figures")
 
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
+from comera_lab.panels.diffusion import DiffusionPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.optimizer_race import OptimizerRacePanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
@@ -28,6 +29,7 @@ from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 
 __all__ = [
     "CrossingPanel",
+    "DiffusionPanel",
     "LabState",
     "MemoryPanel",
     "OptimizerRacePanel",

@@ -22,6 +22,7 @@ PROJECTION_METHODS = (
 )  # fmt: skip
 GRADIENT_PRECISIONS = ("fp32", "bf16")
 RANK_TASKS = ("digits", "pairs")
+DIFFUSION_OPTIMIZERS = ("adamw", "galore", "coap", "coap-8bit")
 
 
 class Whole(traitlets.TraitType[int, Any]):
@@ -116,6 +117,8 @@ class LabState(traitlets.HasTraits):
     update_interval = Whole(20, 1, 500)
     refresh_factor = Whole(5, 1, 50)
     optimizer_steps = Whole(200, 20, 2000)
+    diffusion_optimizer = Choice("coap", DIFFUSION_OPTIMIZERS)
+    diffusion_steps = Whole(400, 20, 2000)
     runs = traitlets.Dict()
     rank_runs = traitlets.Tuple()
 
