@@ -6,9 +6,12 @@ import sys
 import pytest
 import torch
 
-from comera_lab.experiments import bench
+from comera_lab.experiments import bench, bench_embeddings, bench_optimizers
 from comera_lab.experiments.bench import Case, run_suite
+from comera_lab.experiments.bench_embeddings import TableCase
+from comera_lab.experiments.bench_optimizers import RefreshCase, StepCase
 from comera_lab.experiments.recorder import read_rows
+from comera_lab.models.dlrm import DLRMConfig
 from comera_lab.models.encoder import EncoderConfig
 
 SMALL = Case(rows=300, in_features=24, out_features=36, rank=4)
@@ -25,6 +28,13 @@ def small(monkeypatch):
         "ENCODER": EncoderConfig(layers=1, head="cross", positions=128, vocabulary=2000),
     }.items():
         monkeypatch.setattr(bench, name, value)
+    table = TableCase(ids=64, rows=500, columns=16, rank=4)
+    step = DLRMConfig(table_rows=(500, 300), numbers=2, dim=16, rank=4, threshold=400)
+    for name, value in {"WORDS": table, "CLICKS": table, "STEP": step, "STEP_ROWS": 64}.items():
+        monkeypatch.setattr(bench_embeddings, name, value)
+    step_case = StepCase(shapes=((128, 96),), turns=2, tokens=8, training_steps=2)
+    monkeypatch.setattr(bench_optimizers, "STEP", step_case)
+    monkeypatch.setattr(bench_optimizers, "REFRESH", RefreshCase(rows=40, cols=36, rank=8))
     monkeypatch.setenv("COMERA_LAB_ALLOCATOR", "off")
     threads = torch.get_num_threads()
     yield
@@ -48,6 +58,11 @@ def test_rows_are_recorded_printed_and_whole(small, tmp_path, capsys):
         ("tt_order", "planned over better", "forward+backward"),
         ("tt_linear_width", "tt over dense", "forward"),
         ("encoder_step", "early stage over none", "training step"),
+        ("tt_lookup", "tt", "correctness"),
+        ("tt_lookup", "tt over per id", "forward+backward"),
+        ("tt_lookup", "tt over per id", "peak of forward+backward"),
+        ("tt_lookup", "tt over dense", "step with AdamW"),
+        ("dlrm_step", "tt over dense", "training step"),
     } <= modes
     for row in rows:
         assert row.value > 0

@@ -56,10 +56,14 @@ STEP = DLRMConfig(table_rows=(19_267, 29_764, 11_679, 209_117), numbers=2)
 STEP_ROWS = 2048
 
 
-def embedding_rows(device: torch.device, repeats: int = 20) -> Iterator[BenchRow]:
-    """The rows of the bench that are about tables. Raises ArithmeticError where a look-up is wrong."""
+def correctness_rows(device: torch.device) -> Iterator[BenchRow]:
+    """Worst error of each case. Raises ArithmeticError where a look-up is wrong."""
     for case in (WORDS, CLICKS):
         yield _correctness(case, device)
+
+
+def embedding_rows(device: torch.device, repeats: int = 20) -> Iterator[BenchRow]:
+    """Times and peaks of the look-ups, and a step of a whole DLRM."""
     yield from _against_per_id(WORDS, device, repeats)
     yield from _against_dense(CLICKS, device, repeats)
     yield from _dlrm_step(device, repeats)
