@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from comera_lab.experiments.recorder import RankRow, read_rows, split_runs
 from comera_lab.experiments.studies_ranks import (
     VARIANTS,
     RankStudy,
+    Variant,
     rank_study,
     rate_grid,
     rate_share,
@@ -130,25 +134,90 @@ def test_thinned_history_keeps_both_ends() -> None:
     assert thinned(rows, 4)[-1] is rows[-1]
 
 
+# The recorded file
+
+
+def _recorded() -> list[list[dict[str, Any]]]:
+    """The runs of the study as it is now; the file also holds an earlier one of 1,000 steps."""
+    return [run for run in split_runs(read_rows(RECORDED)) if run[-1]["steps"] == RankStudy().steps]
+
+
 def test_recorded_study_is_whole_and_its_sizes_are_those_of_its_models() -> None:
-    runs = split_runs(read_rows(RECORDED))
-    assert sorted((run[-1]["model"], run[-1]["target_ratio"] or 0) for run in runs if run[0]["seed"] == 0) == sorted(
-        (name, target or 0) for name, target in VARIANTS
-    )
-    dense = 4 * PairEncoder(EncoderConfig.small("dense")).parameter_count() / 2**20
-    for run in runs:
+    by_seed: dict[int, list[Variant]] = {}
+    study, dense = RankStudy(), 4 * PairEncoder(EncoderConfig.small("dense")).parameter_count() / 2**20
+    for run in _recorded():
         info, result = run[0], run[-1]
-        assert info["commit"] is not None and not info["commit"].endswith("-dirty")
-        asked = info["config"]
-        assert result["steps"] == asked.get("steps", asked.get("early_steps", 0) + asked.get("late_steps", 0))
+        by_seed.setdefault(info["seed"], []).append((result["model"], result["target_ratio"]))
+        for commit in (info["commit"], result["cost_commit"]):
+            assert commit is not None and not commit.endswith("-dirty")
+        config = info["config"]
+        assert (config["tokens"], config["batch_size"], result["steps"]) == (
+            study.tokens,
+            study.batch_size,
+            study.steps,
+        )
+        rate = config["rate"] if "rate" in config else config["learning_rate"]
+        assert rate == (study.dense_rate if result["model"] == "dense" else study.rate)
         assert result["total_mib"] * result["total_ratio"] == pytest.approx(dense)
-        evaluations = [row for row in run if row["kind"] == "eval"]
-        assert result["accuracy"] == evaluations[-1]["accuracy"]
+        assert result["accuracy"] == [row for row in run if row["kind"] == "eval"][-1]["accuracy"]
+        assert result["peak_after_mib"] == pytest.approx(sum(result["pools_after_mib"].values()))
+    assert sorted(by_seed) == [0, 1, 2]
+    for variants in by_seed.values():
+        assert variants == [variant for variant in VARIANTS if variant in variants], "each once, in order"
+        assert {("dense", None), ("late", 0.5)} <= set(variants), "what the claim about late 0.5 compares"
+    assert set(by_seed[0]) >= set(VARIANTS) - {("late", 0.2)}
 
 
 def test_recorded_targets_were_met_from_below_and_the_cut_saves_memory() -> None:
-    runs = split_runs(read_rows(RECORDED))
-    whole = next(run[-1]["tensorised_mib"] for run in runs if run[-1]["model"] == "fixed")
-    for result in (run[-1] for run in runs if run[-1]["model"] == "late"):
-        assert 0.98 * result["target_ratio"] <= result["tensorised_mib"] / whole <= result["target_ratio"]
-        assert result["peak_after_mib"] < result["peak_before_mib"]
+    results = [run[-1] for run in _recorded()]
+    whole = next(row["tensorised_mib"] for row in results if row["model"] == "fixed")
+    for row in results:
+        if row["model"] == "late":
+            assert 0.98 * row["target_ratio"] <= row["tensorised_mib"] / whole <= row["target_ratio"]
+            assert row["peak_after_mib"] < row["peak_before_mib"]
+
+
+def test_recorded_published_configuration_has_its_sizes_and_no_claim_of_accuracy() -> None:
+    rows = {
+        run[-1]["model"]: (run[0], run[-1])
+        for run in split_runs(read_rows(RECORDED))
+        if run[0]["config"]["encoder"]["width"] == 768
+    }
+    info, late = rows["late"]
+    assert rows["dense"][1]["total_mib"] * 2**20 == 4 * 66_957_315
+    cores = round(late["tensorised_mib"] * 2**20 / 4)
+    assert 0.98 * 1_026_528 * 0.5 <= cores <= 1_026_528 * 0.5
+    assert late["total_ratio"] == pytest.approx(66_957_315 / (cores + 459_267))
+    assert late["step_time_after_ms"] < late["step_time_before_ms"] < rows["dense"][1]["step_time_before_ms"]
+    assert late["peak_after_mib"] < late["peak_before_mib"]
+    assert not info["commit"].endswith("-dirty")
+    assert all(row["test_accuracy"] is None and "accuracy means nothing" in row["note"] for _, row in rows.values())
+
+
+def test_rates_were_the_best_of_a_recorded_grid_with_another_seed() -> None:
+    grid = split_runs(read_rows(RECORDED.with_name("pairs_rates_cpu.jsonl")))
+    losses: dict[str, dict[float, float]] = {}
+    for run in grid:
+        config = run[0]["config"]
+        assert config["seed"] == 100 and "dev" in config["data"]
+        losses.setdefault(config["variant"], {})[config["learning_rate"]] = run[-1]["loss_nats"]
+    assert {name: min(some, key=some.__getitem__) for name, some in losses.items()} == {
+        "dense": RankStudy().dense_rate,
+        "fixed": RankStudy().rate,
+    }
+    assert all(len(some) == 3 for some in losses.values())
+
+
+def test_readme_of_the_data_says_what_the_rows_say() -> None:
+    """Points of test accuracy that each model loses against dense, means over its seeds, as the README's table has."""
+    readme = RECORDED.parents[1].joinpath("README.md").read_text()
+    found: dict[Variant, list[float]] = {}
+    for run in _recorded():
+        found.setdefault((run[-1]["model"], run[-1]["target_ratio"]), []).append(run[-1]["test_accuracy"])
+    means = {variant: 100 * mean(values) for variant, values in found.items()}
+    for (name, target), value in means.items():
+        label = name if target is None else f"{name} {target:g}"
+        lost = means["dense", None] - value
+        assert re.search(
+            rf"\| {re.escape(label)} \| {len(found[name, target])} \| {value:.1f} \| {lost:.1f} \|", readme
+        ), f"{label}: {value:.1f}, lost {lost:.1f}"
