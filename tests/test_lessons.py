@@ -44,6 +44,7 @@ LESSONS = (
     "04_a_tt_layer_that_trains",
     "05_letting_training_choose_the_ranks",
     "06_hitting_a_compression_target",
+    "07_embedding_tables",
     "08_a_compressed_transformer",
     "09_projecting_gradients",
     "10_coap",

@@ -19,6 +19,8 @@ from comera_lab.panels.state import LabState
 from comera_lab.shapes import ShapeError, TTShape
 
 NUMBERS = {
+    "embedding": ("exponent", "rank"),
+    "recommender": ("rank", "steps"),
     "start": ("rank",),
     "shape": ("in_features", "out_features", "every", "bonds.2"),
     "memory": ("width", "depth", "batch_size"),
@@ -30,6 +32,8 @@ NUMBERS = {
     "diffusion": ("rank_ratio", "diffusion_steps"),
 }
 CHOICES = {
+    "embedding": ("columns",),
+    "recommender": ("split", "ids", "rates"),
     "memory": ("precision", "optimizer"),
     "spectrum": ("source",),
     "race": ("axis",),
@@ -39,6 +43,8 @@ CHOICES = {
     "diffusion": ("diffusion_optimizer",),
 }
 KINDS = {
+    "embedding": lab.EmbeddingPanel,
+    "recommender": lab.RecommenderPanel,
     "start": lab.StartPanel,
     "shape": lab.ShapePanel,
     "memory": lab.MemoryPanel,

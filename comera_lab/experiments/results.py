@@ -186,3 +186,29 @@ def _source(name: str, runs: Iterable[list[dict[str, Any]]]) -> str:
     made = sorted({f"{info['device']}, {info['threads']} thread, torch {info['torch']}" for info in infos})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return f"recorded on {' and '.join(made)}, {when}: data/results/{name}"
+
+
+def recorded_flights() -> str:
+    """The recommendation study on flights as a table: means over its seeds, on the test split, with its source.
+
+    Where no such study is among the data files, a sentence that says how to make one.
+    """
+    name = "dlrm_flights_cpu.jsonl"
+    try:
+        path = data_file(f"results/{name}")
+    except FileNotFoundError:
+        return f"No recorded rows: there is no {name}. comera_lab.experiments.studies_dlrm.dlrm_study(PATH) makes them."
+    runs = [run for run in split_runs(read_rows(path)) if run[-1]["kind"] == "recommender"]
+    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run[-1]["model"], run[-1]["rank"]), []).append(run[-1])
+    lines = [f"{'tables':<24}{'rank':>5}{'rate':>8}{'MiB':>8}{'smaller':>9}{'entropy':>9}  test AUC"]
+    for (model, rank), rows in groups.items():
+        first, aucs = rows[0], [row["auc"] for row in rows]
+        spread = f"{len(aucs)} seeds, {min(aucs):.4f} to {max(aucs):.4f}" if len(aucs) > 1 else "one seed"
+        lines.append(
+            f"{model:<24}{rank or '–':>5}{first['learning_rate']:>8g}{first['table_mib']:>8.2f}"
+            f"{first['tables_ratio']:>8.0f}×{mean(row['normalised_entropy'] for row in rows):>9.4f}"
+            f"  {mean(aucs):.4f} ({spread})"
+        )
+    return "\n".join([*lines, _source(name, runs)])

@@ -13,6 +13,7 @@ require("plotly", "figures")
 
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.diffusion import DiffusionPanel  # noqa: E402
+from comera_lab.panels.embedding import EmbeddingPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.optimizer_race import OptimizerRacePanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
@@ -22,6 +23,7 @@ from comera_lab.panels.predict import Predict, Question  # noqa: E402
 from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
 from comera_lab.panels.ranks import RankTrainingPanel  # noqa: E402
+from comera_lab.panels.recommender import RecommenderPanel  # noqa: E402
 from comera_lab.panels.shape import ShapePanel  # noqa: E402
 from comera_lab.panels.spectrum import SpectrumPanel  # noqa: E402
 from comera_lab.panels.start import StartPanel  # noqa: E402
@@ -30,6 +32,7 @@ from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 __all__ = [
     "CrossingPanel",
     "DiffusionPanel",
+    "EmbeddingPanel",
     "LabState",
     "MemoryPanel",
     "OptimizerRacePanel",
@@ -39,6 +42,7 @@ __all__ = [
     "Question",
     "RacePanel",
     "RankTrainingPanel",
+    "RecommenderPanel",
     "ShapePanel",
     "SpectrumPanel",
     "StartPanel",

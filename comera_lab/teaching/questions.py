@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,10 +11,10 @@ import torch
 from torch import nn
 
 from comera_lab.layers import TTLinear
-from comera_lab.memory import POOLS, predict
+from comera_lab.memory import POOLS, StateSettings, predict, state_bytes
 from comera_lab.models.mlp import MLP
 from comera_lab.objectives import model_size
-from comera_lab.shapes import TTShape, max_ranks
+from comera_lab.shapes import TTMShape, TTShape, max_ranks
 
 if TYPE_CHECKING:
     from comera_lab.panels.predict import Predict
@@ -111,6 +112,17 @@ def _half_the_cores() -> tuple[int, str]:
     )
 
 
+def _table_ratio() -> tuple[int, str]:
+    small, large = (TTMShape.for_table(rows, 64, 16) for rows in (10_000, 10_000_000))
+    growth = large.params / small.params
+    index = min(range(4), key=lambda choice: abs(math.log(growth / (1, 10, 32, 1000)[choice])))
+    return index, (
+        f"The dense table grows {large.rows // small.rows:,} times, the cores {growth:.0f} times: {small.params:,} to "
+        f"{large.params:,} numbers (predicted, from the shapes). Three cores share the rows: each row mode grows with "
+        "the third root of their number."
+    )
+
+
 def _largest_part() -> tuple[int, str]:
     from comera_lab.models.encoder import EncoderConfig, PairEncoder
     from comera_lab.panels.pictures import encoder_parts
@@ -158,6 +170,16 @@ def _svd_or_refresh() -> tuple[int, str]:
     return (0 if ratio < 2 else 1 if ratio <= 10 else 2), (
         f"Full SVD {svd_ms:.1f} ms, warm refresh {refresh_ms:.2f} ms: {ratio:.0f} times, measured here just now. "
         "The SVD finds all directions from nothing; the refresh corrects the few that are kept."
+    )
+
+
+def _kernel_ratio() -> tuple[int, str]:
+    whole = 2 * 512 * 512 * 9
+    kept = state_bytes((512, 512, 3, 3), "coap", settings=StateSettings(rank_ratio=4.0)).published // 4
+    times = whole / kept
+    return min(range(3), key=lambda choice: abs(times - (4, 3.3, 2)[choice])), (
+        f"AdamW keeps {whole:,} numbers, COAP {kept:,}: {times:.2f} times fewer (predicted). The core is "
+        "four times smaller, and two bases come on top; a window of 3 x 3 shares their cost among nine."
     )
 
 
@@ -211,6 +233,13 @@ def guess(lesson: str) -> Predict:
             then="Now set the target above to 0.5, press Start, and watch both lines of the size chart.",
             answer=_half_the_cores,
         ),
+        "07": Question(
+            text="A table of 64 columns grows from 10,000 to 10,000,000 rows. Its TT-matrix has three cores of rank "
+            "16. How much do the cores grow?",
+            choices=("hardly", "about ten times", "about thirty times", "a thousand times"),
+            then="Now drag the rows above from 4 to 7 and read the tiles.",
+            answer=_table_ratio,
+        ),
         "08": Question(
             text="In the paper's dense transformer the two feed-forward matrices of each block are the largest part. "
             "And when all large matrices are tensor trains of rank 30?",
@@ -231,6 +260,13 @@ def guess(lesson: str) -> Predict:
             choices=("about as long", "a few times as long", "more than ten times as long"),
             then="Now compare the slowest steps of galore and coap in the table above.",
             answer=_svd_or_refresh,
+        ),
+        "11": Question(
+            text="A kernel of 512 x 512 x 3 x 3 with rank ratio 4. How many times fewer numbers than AdamW does COAP "
+            "keep for it, bases included?",
+            choices=("four times", "a little over three times", "two times"),
+            then="Now move the rank ratio above and compare the predicted MiB with those of adamw.",
+            answer=_kernel_ratio,
         ),
     }
     if lesson not in questions:

@@ -209,8 +209,8 @@ progress("06")
 #
 # ## Where next
 #
-# Next come embedding tables, where a tensor train saves most, and a transformer compressed with the
-# two stages of this lesson. The method is CoMERA (Z. Yang and others, NeurIPS 2024, arXiv 2405.14377),
+# Next come [embedding tables](07_embedding_tables.ipynb), where a tensor train saves most, and a
+# [transformer](08_a_compressed_transformer.ipynb) compressed with the two stages of this lesson. The method is CoMERA (Z. Yang and others, NeurIPS 2024, arXiv 2405.14377),
 # written anew; the worth of an entry follows P. Molchanov and others, arXiv 1611.06440.
 #
 # *The text of this lesson may be reused under CC BY 4.0; its code under the MIT licence.*
