@@ -23,9 +23,7 @@ from comera_lab.memory import (
     unet_shapes,
 )
 from comera_lab.memory.published import count_llama, count_unet
-from comera_lab.optimizers.baselines import GaLoreAdamW
-from comera_lab.optimizers.coap import COAPAdamW
-from comera_lab.optimizers.flora import Flora
+from comera_lab.optimizers import make_optimizer
 from comera_lab.shapes import ShapeError
 
 PRINTED_MIB = 0.01  # the published table has two decimals; one of its figures is off by 0.0057 of a MiB
@@ -126,25 +124,36 @@ def _conv_net() -> nn.Module:
     )  # fmt: skip
 
 
-KIT = {
-    "coap": lambda p, **s: COAPAdamW(p, **s),
-    "coap-8bit": lambda p, **s: COAPAdamW(p, bits=8, **s),
-    "galore": lambda p, **s: GaLoreAdamW(p, **s),
-    "flora": lambda p, **s: Flora(p, **s),
-}
+KIT = ("adamw-8bit", "coap", "coap-8bit", "coap-adafactor", "galore", "flora")
 
 
 @pytest.mark.parametrize("name", KIT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{"rank_ratio": 2.0}, {"rank_ratio": 4.0, "plain_up_to": 1000}, {"rank": 24}])
 def test_counted_equals_the_tensors_of_the_kits_optimizers(name: str, dtype: torch.dtype, settings: dict) -> None:
-    """Every buffer of the real state after two steps, to the byte, and what the optimizer reports."""
+    """Every buffer of the real state after a step, to the byte, and what the optimizer reports before it."""
     model = _conv_net().to(dtype)
     counted = optimizer_bytes(model.parameters(), name, settings=StateSettings(**settings))
-    optimizer = KIT[name](model.parameters(), **settings)
+    given = {} if name == "adamw-8bit" else {**settings, **({"beta1": 0.9} if "factor" in name else {})}
+    optimizer = make_optimizer(name, model.parameters(), 1e-3, **given)
     assert optimizer.report().bytes == counted.total
     assert _real_bytes(model, optimizer) == counted.total
-    assert (counted.scales > 0) == (name == "coap-8bit") and (counted.bases > 0) == (name != "flora")
+    assert (counted.scales > 0) == name.endswith("8bit") and (counted.bases > 0) == (
+        name not in ("flora", "adamw-8bit")
+    )
+
+
+@pytest.mark.parametrize("first_moment", [True, False])
+def test_a_first_moment_is_counted_where_there_is_one(first_moment: bool) -> None:
+    model = _conv_net()
+    for name, settings in (("coap-adafactor", {"alignment": None}), ("flora", {})):
+        counted = optimizer_bytes(
+            model.parameters(), name, settings=StateSettings(rank_ratio=4.0, first_moment=first_moment)
+        )
+        beta1 = 0.9 if first_moment else None
+        rank_ratio = None if name == "flora" and not first_moment else 4.0
+        optimizer = make_optimizer(name, model.parameters(), 1e-3, beta1=beta1, rank_ratio=rank_ratio, **settings)
+        assert _real_bytes(model, optimizer) == counted.total
 
 
 def _real_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

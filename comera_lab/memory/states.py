@@ -174,7 +174,7 @@ def _adam(parameter: _Parameter) -> StateBytes:
 
 def _adam_8bit(parameter: _Parameter) -> StateBytes:
     if parameter.numel < parameter.settings.quantize_from:
-        return _projected(parameter)
+        return StateBytes(2 * parameter.numel * parameter.moment_size(projected=False), 0, 0, _step_counter_bytes())
     return _codes(parameter.numel)
 
 
@@ -216,11 +216,11 @@ def _adafactor(parameter: _Parameter) -> StateBytes:
 
 
 def _projected_adafactor(parameter: _Parameter) -> StateBytes:
-    space = low_rank(parameter.shape, parameter.settings)
-    shape, basis_bytes = _space_of(parameter, space)
-    first = math.prod(shape) if parameter.settings.first_moment else 0
-    size = parameter.moment_size(projected=space is not None)
-    return StateBytes((first + _factored(shape)) * size, basis_bytes, 0, _step_counter_bytes())
+    """The second moment in float32 or wider, projected or not; the first one too unless there is a `state_dtype`."""
+    shape, basis_bytes = _space_of(parameter, low_rank(parameter.shape, parameter.settings))
+    first = math.prod(shape) * parameter.moment_size(projected=True) if parameter.settings.first_moment else 0
+    second = _factored(shape) * max(parameter.dtype.itemsize, 4)
+    return StateBytes(first + second, basis_bytes, 0, _step_counter_bytes())
 
 
 def _flora(parameter: _Parameter) -> StateBytes:
