@@ -37,7 +37,7 @@ LANES = ("dense", "tensor train")
 def rows_at(exponent: float) -> int:
     """10 to that power, to two digits."""
     digits: int = 10 ** max(int(exponent) - 1, 0)
-    return digits * round(10.0**exponent / digits)
+    return digits * round(float(10.0**exponent) / digits)
 
 
 @cache
