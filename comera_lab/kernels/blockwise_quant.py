@@ -6,8 +6,8 @@ positive largest magnitude come back exactly. A block with a NaN gets a NaN scal
 
 Tiling: one program takes BLOCKS blocks, a (BLOCKS, BLOCK) tile of the flat tensor. Saved: nothing. Backward: none,
 this lives inside an optimizer step. Ranking a value takes eight look-ups in the map, which stays in the L1 cache.
-Reference: `naive_quantize_blockwise`. Source: Dettmers et al., 8-bit optimizers via block-wise quantization,
-section 2. Measured: `comera-lab bench --suite gpu`, op blockwise_quant.
+Reference: `matrix_group.naive_quantize_blockwise`. Source: Dettmers et al., 8-bit optimizers via block-wise
+quantization, section 2. Measured: `comera-lab bench --suite gpu`, op blockwise_quant.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from comera_lab.kernels.cases import CompileCase
+from comera_lab.kernels.matrix_group import BLOCK
 from comera_lab.shapes import ShapeError
 
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)  # stands in for the scale of a block of zeros
-BLOCK = 256
+SMALLEST_NORMAL = tl.constexpr(torch.finfo(torch.float32).tiny)  # stands in for the scale of a block of zeros
 BLOCKS = 4  # 1,024 values a program: eight for each of 128 threads, one 128-bit load of half-precision values
 
 
@@ -99,22 +99,6 @@ def dequantize_blockwise(
         grid = (triton.cdiv(len(scales), BLOCKS),)
         _dequantize_kernel[grid](codes.contiguous(), scales, code, x, count, BLOCK=block, BLOCKS=BLOCKS)
     return x
-
-
-def naive_quantize_blockwise(x: Tensor, code: Tensor, block: int = BLOCK) -> tuple[Tensor, Tensor]:
-    """The same in plain torch."""
-    padded = x.new_zeros(_blocks(x.numel(), block) * block, dtype=torch.float32)
-    padded[: x.numel()] = x.flatten()
-    rows = padded.view(-1, block)
-    scales = rows.abs().amax(dim=1)
-    unit = rows / scales.clamp_min(SMALLEST_NORMAL.value)[:, None]
-    codes = torch.bucketize(unit, (code[1:] + code[:-1]) / 2)
-    return codes.flatten()[: x.numel()].to(torch.uint8), scales
-
-
-def naive_dequantize_blockwise(codes: Tensor, scales: Tensor, code: Tensor, block: int = BLOCK) -> Tensor:
-    """The same in plain torch, values (numel,)."""
-    return code[codes.long()] * scales.repeat_interleave(block)[: codes.numel()]
 
 
 def _blocks(count: int, block: int) -> int:

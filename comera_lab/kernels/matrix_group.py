@@ -1,4 +1,7 @@
-"""Matrices of one shape that a projected Adam step updates together: tensors, addresses and the mathematics."""
+"""Matrices of one shape that a projected Adam step updates together, and the step in plain torch.
+
+Imports no triton: the naive twins of `projected_adam` and `blockwise_quant` live here.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from comera_lab.kernels.blockwise_quant import BLOCK, naive_dequantize_blockwise, naive_quantize_blockwise
 from comera_lab.shapes import ShapeError
+
+BLOCK = 256  # codes that share one scale
+_Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides, dtype
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,16 +45,19 @@ class MatrixGroup:
         if (self.scales is None) != (self.maps is None):
             raise ValueError("8-bit moments must come with both scales and maps, got one of them. Give both or none.")
         if self.weights[0].ndim != 2 or self.bases[0].ndim != 2:
-            got = tuple(self.weights[0].shape), tuple(self.bases[0].shape)
-            raise ShapeError(f"weights and bases must be matrices, got {got[0]} and {got[1]}. Flatten or unstack them.")
+            sizes = tuple(self.weights[0].shape), tuple(self.bases[0].shape)
+            raise ShapeError(
+                f"weights and bases must be matrices, got {sizes[0]} and {sizes[1]}. Flatten or unstack them."
+            )
         rows, cols, rank = self.sizes
         weight = self.weights[0]
         if rows * cols >= 2**31:
             raise ShapeError(f"a matrix must have fewer than 2**31 elements, got {rows} x {cols}. Split it.")
         state = torch.uint8 if self.scales else self.exp_avgs[0].dtype
-        moments = ((rows * rank,), (1,), state) if self.scales else ((rows, rank), (rank, 1), state)
-        blocks = ((-(-rows * rank // BLOCK),), (1,), torch.float32)
-        wanted = [
+        places = ((rows * rank,), (1,)) if self.scales else ((rows, rank), (rank, 1))
+        moments: _Form = (*places, state)
+        blocks: _Form = ((-(-rows * rank // BLOCK),), (1,), torch.float32)
+        wanted: list[_Form] = [
             ((rows, cols), weight.stride(), weight.dtype),
             ((rows, cols), self.gradients[0].stride(), weight.dtype),
             ((cols, rank), (rank, 1), self.bases[0].dtype),
@@ -113,3 +121,19 @@ def naive_projected_adam(group: MatrixGroup, scalars: Tensor) -> None:
         else:
             coded[0].copy_(first)
             coded[1].copy_(second)
+
+
+def naive_quantize_blockwise(x: Tensor, code: Tensor, block: int = BLOCK) -> tuple[Tensor, Tensor]:
+    """What the kernel computes, in plain torch: codes (numel,) uint8 and scales (blocks,) fp32."""
+    padded = x.new_zeros(-(-x.numel() // block) * block, dtype=torch.float32)
+    padded[: x.numel()] = x.flatten()
+    rows = padded.view(-1, block)
+    scales = rows.abs().amax(dim=1)
+    unit = rows / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    codes = torch.bucketize(unit, (code[1:] + code[:-1]) / 2)
+    return codes.flatten()[: x.numel()].to(torch.uint8), scales
+
+
+def naive_dequantize_blockwise(codes: Tensor, scales: Tensor, code: Tensor, block: int = BLOCK) -> Tensor:
+    """Values (numel,) fp32."""
+    return code[codes.long()] * scales.repeat_interleave(block)[: codes.numel()]

@@ -26,10 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from comera_lab.kernels.blockwise_quant import BLOCK, BLOCKS, encode_blocks
+from comera_lab.kernels.blockwise_quant import BLOCKS, encode_blocks
 from comera_lab.kernels.cases import CompileCase
 from comera_lab.kernels.dot import dot
-from comera_lab.kernels.matrix_group import MatrixGroup
+from comera_lab.kernels.matrix_group import BLOCK, MatrixGroup
 
 TL_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
