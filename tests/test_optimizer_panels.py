@@ -42,7 +42,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -176,6 +176,7 @@ def test_the_panel_says_whether_the_basis_moved():
 
 
 def test_a_stopped_replay_stays_and_goes_on():
+    digits_tape()
     panel = lab.ProjectionPanel(LabState(update_interval=1))
     panel.run()
     until(lambda: FULL_SVD in panel.replays and len(panel.replays[FULL_SVD].energy) > 3)
@@ -265,7 +266,7 @@ def test_a_band_lies_between_the_seeds_on_every_axis(raced, axis):
     ends = [lane.tests["loss_nats"][-1] for lane in raced._of("coap")]
     assert (least[-1], largest[-1]) == (min(ends), max(ends))
     want = {
-        "steps": [20.0], "seconds": [np.mean([lane.trainer.elapsed_s for lane in raced._of("coap")])],
+        "steps": [20.0], "seconds": [np.median([lane.trainer.elapsed_s for lane in raced._of("coap")])],
         "bytes": [mib(raced.runs["coap", 0].measured_bytes)],
     }  # fmt: skip
     assert band.x[-1:] == pytest.approx(want[axis])

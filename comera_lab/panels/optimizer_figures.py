@@ -23,8 +23,9 @@ TRACES_A_LANE = 4
 TITLES = {"steps": "steps", "seconds": "training seconds, measured here", "bytes": "MiB of optimizer state, measured"}
 
 
-def race_figure(bands: Sequence[Band], axis: str) -> go.Figure:
-    """Test loss (log) on the left, test accuracy on the right; `bands` has one entry per style, empty or not."""
+def race_figure(bands: Sequence[Band], axis: str, length: int) -> go.Figure:
+    """Test loss (log) on the left, test accuracy on the right; `bands` has one entry per style, empty or not,
+    `length` is how many steps a lane makes."""
     figure = make_subplots(
         1, 2, horizontal_spacing=0.1, subplot_titles=("test loss (nats, log)", "test accuracy (%)")
     )  # fmt: skip
@@ -51,11 +52,11 @@ def race_figure(bands: Sequence[Band], axis: str) -> go.Figure:
                            error_y={"type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 6}),
                 row=1, col=column,
             )  # fmt: skip
-    fill_race(figure, bands, axis)
+    fill_race(figure, bands, axis, length)
     return figure
 
 
-def fill_race(figure: go.Figure, bands: Sequence[Band], axis: str) -> None:
+def fill_race(figure: go.Figure, bands: Sequence[Band], axis: str, length: int) -> None:
     """Change a `race_figure` into the one of these bands."""
     drawn = any(len(band.x) for band in bands)
     for k, band in enumerate(bands):
@@ -64,10 +65,10 @@ def fill_race(figure: go.Figure, bands: Sequence[Band], axis: str) -> None:
             _fill(area, line, band.x, values, as_point=axis == "bytes")
         traces[1].showlegend = len(band.x) > 0
     figure.update_xaxes(title_text=TITLES[axis])
-    limits = None if drawn else [0, 100]
+    limits = None if drawn and axis != "steps" else [0, 1.02 * length]
     for name in ("xaxis", "xaxis2"):
         figure.layout[name].range = limits
-        figure.layout[name].autorange = drawn or None
+        figure.layout[name].autorange = True if limits is None else None
     figure.layout.yaxis.range, figure.layout.yaxis.autorange = (None, True) if drawn else ([-1.3, 0.4], None)
     figure.layout.yaxis2.range = _accuracy_range(bands) if drawn else [0, 101]
 

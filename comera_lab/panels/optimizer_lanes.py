@@ -125,7 +125,8 @@ class Band:
 def band_of(name: str, lanes: Sequence[OptimizerLane], axis: Axis, share: float = 1.0) -> Band:
     """The lanes of one optimizer as a band, as far as all of them have been tested and at most `share` of the race.
 
-    On "seconds" x is the mean training time of the seeds; on "bytes" there is one point, the last test.
+    On "seconds" x is the median training time of the seeds, so that one stall of the machine does not bend it; on
+    "bytes" there is one point, the last test.
     """
     points = min((len(lane.tests) for lane in lanes), default=0)
     if lanes:
@@ -140,5 +141,8 @@ def band_of(name: str, lanes: Sequence[OptimizerLane], axis: Axis, share: float 
         values = np.stack([lane.tests[column][seen] for lane in lanes])
         return np.stack([values.mean(0), values.min(0), values.max(0)])
 
-    x = np.array([lanes[0].measured_bytes]) / 2**20 if axis == "bytes" else spread(axis)[0]
+    if axis == "bytes":
+        x = np.array([lanes[0].measured_bytes]) / 2**20
+    else:
+        x = np.median([lane.tests[axis][seen] for lane in lanes], axis=0)
     return Band(name, len(lanes), x, spread("loss_nats"), spread("accuracy_percent"))

@@ -35,7 +35,7 @@ from comera_lab.panels.widgets import ChoiceControl, NumberControl, heading, say
 BASELINE = "adamw"
 FIRST_LANES = ("adamw", "galore", "coap")
 SETTINGS = ("rank_ratio", "update_interval", "refresh_factor", "optimizer_steps")
-REFRESHES_PER_SECOND = 3.0
+REFRESHES_PER_SECOND = 2.0
 STATIC_SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 STATIC_RATIOS = (1, 2, 4, 8, 16, 32)
 LOCKED = "Who is ahead? One seed is an anecdote: press Three seeds."
@@ -57,10 +57,11 @@ class OptimizerRacePanel(RunPanel):
         self.runner.of = " of all lanes"
         self.runs: dict[tuple[str, int], OptimizerLane] = {}
         self._seeds_wanted: tuple[int, ...] = SEEDS[:1]
-        self._pace = Pace(REFRESHES_PER_SECOND)
+        self._pace, self._tests_drawn = Pace(REFRESHES_PER_SECOND), 0
         self._make_controls()
         self.curves = self._live(
-            race_figure(self._bands(), self.axis.value), "t-curves", "Test loss and test accuracy of every optimizer."
+            race_figure(self._bands(), self.axis.value, self._length), "t-curves",
+            "Test loss and test accuracy of every optimizer.",
         )  # fmt: skip
         self.numbers, self.verdict = text_widget(" ", "t-numbers"), text_widget(css_class="t-verdict")
         bar = self._run_bar("Start", "Trains one network for each optimizer, in turns, on the same batches of digits.")
@@ -159,14 +160,23 @@ class OptimizerRacePanel(RunPanel):
             title = "MiB of optimizer state for 784 → 256 → 256 → 10, fp32 (predicted)"
             figures = [(str(ratio), byte_bars(row, widest, title)) for ratio, row in sizes.items()]
             return with_slider(figures, "rank ratio ", active=STATIC_RATIOS.index(4))
-        steps = next(iter(self.runs.values())).settings.optimizer_steps
-        figures = [(f"{share * steps:.0f}", race_figure(self._bands(share), self._axis)) for share in STATIC_SHARES]
+        steps = self._length
+        figures = [
+            (f"{share * steps:.0f}", race_figure(self._bands(share), self._axis, steps)) for share in STATIC_SHARES
+        ]
         return with_slider(figures, "step ", active=len(STATIC_SHARES) - 1)
 
     @property
     def _axis(self) -> Axis:
         axis: Axis = self.axis.value
         return axis
+
+    @property
+    def _length(self) -> int:
+        """Steps of the race that is shown, or of the one that would be."""
+        raced = next(iter(self.runs.values()), None)
+        steps: int = raced.settings.optimizer_steps if raced else self.optimizer_steps.value
+        return steps
 
     def _with_ratio(self, ratio: float) -> RaceSettings:
         return RaceSettings(**{**self.settings().__dict__, "rank_ratio": float(ratio)})
@@ -202,9 +212,14 @@ class OptimizerRacePanel(RunPanel):
                     yield Progress(done, done / whole, seed)
 
     def _item(self, progress: Progress) -> None:
-        if self._pace.due():
+        if not self._pace.due():
+            return
+        self.bar.show(self.runner, f"seed {progress.payload + 1} of {len(self._seeds_wanted)}")
+        tested = sum(len(lane.tests) for lane in self.runs.values())
+        if tested != self._tests_drawn:  # a picture with nothing new would only keep the browser busy
+            self._tests_drawn = tested
             self._draw()
-            self.bar.show(self.runner, f"seed {progress.payload + 1} of {len(self._seeds_wanted)}")
+            self._show_numbers()
 
     def _changed(self, runner: Runner) -> None:
         super()._changed(runner)
@@ -216,7 +231,7 @@ class OptimizerRacePanel(RunPanel):
 
     def _draw(self) -> None:
         with self.curves.edit() as figure:
-            fill_race(figure, self._bands(), self.axis.value)
+            fill_race(figure, self._bands(), self.axis.value, self._length)
 
     def _show_numbers(self) -> None:
         head = "".join(f"<th>{cell}</th>" for cell in _COLUMNS)
