@@ -123,7 +123,7 @@ def test_lanes_differ_in_their_large_tables_alone_and_show_what_they_are(trained
 
 def test_settings_that_changed_since_the_run_are_named(trained):
     trained.rates.value = "1e-3 for all"
-    assert "This run had: split by day, ids shuffled, rates tuned for each, rank 4" in trained.verdict.value
+    assert "This run had: split by day, ids shuffled, rates tuned on dev, rank 4" in trained.verdict.value
     assert [step.label for step in trained.static().layout.sliders[0].steps] == ["4", "8", "12", "16"]
 
 

@@ -36,7 +36,7 @@ def test_recorded_pairs_are_the_rows_with_their_seeds():
         assert study.source.endswith("data/results/pairs_rank_cpu.jsonl") and "torch" in study.source
         assert study.dense.parameters > max(model.parameters for model in study.models if model is not study.dense)
     longest = studies[0]
-    (same,) = {run[-1]["steps"] for run in runs if longest.label.startswith(f"{run[-1]['steps']:,} steps of")}
+    (same,) = {run[-1]["steps"] for run in runs if f" {run[-1]['steps']:,} steps of" in longest.label}
     dense = [run[-1]["accuracy"] for run in runs if (run[-1]["steps"], run[-1]["model"]) == (same, "dense")]
     assert longest.dense.accuracy_percent == pytest.approx(100 * mean(dense))
 

@@ -172,7 +172,7 @@ def _pair_result(row: dict[str, Any]) -> Recorded:
 
 def _setting(config: dict[str, Any], steps: int) -> str:
     encoder = config["encoder"]
-    return f"{steps:,} steps of {config['batch_size']} pairs, {encoder['layers']} blocks of width {encoder['width']}"
+    return f"width {encoder['width']}, {steps:,} steps of {config['batch_size']} pairs"
 
 
 def _add(found: dict[str, Recorded], one: Recorded) -> None:

@@ -185,7 +185,7 @@ def pareto_figure(
     """Accuracy against size on a log axis; the line joins the runs that no other run beats in both."""
     figure = go.Figure(layout={"template": TEMPLATE, "height": 380, "width": STATIC_WIDTH})
     figure.update_layout(margin={"l": 64, "r": 16, "t": 58, "b": 50}, legend={"yref": "container", "y": 0.99,
-                         "yanchor": "top"})  # fmt: skip
+                         "yanchor": "top"}, showlegend=True)  # fmt: skip
     figure.add_trace(go.Scatter(name="best of your runs", mode="lines", hoverinfo="skip",
                                 line={"color": BLUE, "dash": "dot", "width": 2, "shape": "linear"}))
     figure.add_trace(go.Scatter(name="your runs", mode="markers+text", textposition="top center", hoverinfo="text",
@@ -214,7 +214,7 @@ def fill_pareto(
     # Neighbours by size often stand close: one label above, the next below.
     by_size = sorted(range(len(references)), key=lambda k: references[k].x)
     figure.data[2].textposition = [
-        ("bottom center", "top center")[by_size.index(k) % 2] for k in range(len(references))
+        ("bottom right", "top left")[by_size.index(k) % 2] for k in range(len(references))
     ]
     means, spans = [dot.accuracy_percent for dot in references], [dot.span for dot in references]
     figure.data[2].error_y = {

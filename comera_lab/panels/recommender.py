@@ -55,8 +55,8 @@ class RecommenderPanel(RunPanel):
             "Number the ids of a crossed field by date, or at random: the control of this experiment.",
         )  # fmt: skip
         self.rates = ChoiceControl(
-            "flight_rates", "rates", "tuned for each", tuple(RATES),
-            "Give each lane a learning rate that suits it, or all lanes the same one.",
+            "flight_rates", "rates", "tuned on dev", tuple(RATES),
+            "Train at the rate that was best on dev for every lane, or at one that suits only some.",
         )  # fmt: skip
         self.rank = NumberControl(
             "flight_rank", "rank", 16, 2, 32, "One rank for all bonds; the hashed lane gets as many bytes."

@@ -18,12 +18,13 @@ from comera_lab.memory import mib
 from comera_lab.models.dlrm import DLRM, DLRMConfig, Kind
 
 LANES: dict[str, Kind] = {"dense": "dense", "hashed": "hash", "tensor train": "tt"}
-# A first try of one epoch each on dev, seed 0: of 1e-3 and 3e-3 for dense, of 3e-3 and 1e-2 for the tensor train.
-# The recorded study chooses from a wider grid.
+# Dev AUC after one epoch at rates 1e-3, 3e-3, 1e-2, 3e-2 (seed 0, split by date): dense 0.809, 0.813, 0.815, 0.808;
+# hashed 0.738, 0.784, 0.790, 0.779; tensor train of rank 16 0.779, 0.797, 0.803, 0.798. So 1e-2 is best for each, and
+# a tenth of it costs the dense lane 0.006 and the others 0.024 and 0.052.
 RATES = {
-    "tuned for each": {"dense": 3e-3, "hashed": 1e-2, "tensor train": 1e-2},
+    "tuned on dev": dict.fromkeys(LANES, 1e-2),
     "1e-3 for all": dict.fromkeys(LANES, 1e-3),
-    "1e-2 for all": dict.fromkeys(LANES, 1e-2),
+    "3e-2 for all": dict.fromkeys(LANES, 3e-2),
 }
 SPLITS = ("date", "day")
 ID_ORDERS = ("by date", "shuffled")
@@ -39,7 +40,7 @@ class RecommenderSettings:
 
     split: str = "date"
     ids: str = "by date"
-    rates: str = "tuned for each"
+    rates: str = "tuned on dev"
     rank: int = 16
     steps: int = 128
     seed: int = 0
