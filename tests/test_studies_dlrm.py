@@ -60,13 +60,13 @@ def test_costs_count_every_pool_of_a_step(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_that_is_refused_dense_trains_as_a_tt_matrix():
-    refused = try_under_cap("dense", 500_000, 500)
+    refused = try_under_cap("dense", 1_000_000, 800)
     assert not refused.fits
     assert refused.peak_mib is None
     assert "memory" in refused.reason
-    fits = try_under_cap("tt", 500_000, 500)
+    fits = try_under_cap("tt", 1_000_000, 800)
     assert fits.fits
-    assert fits.peak_mib < 500
+    assert fits.peak_mib < 800
 
 
 def test_a_try_that_fails_for_another_reason_says_so():
@@ -84,7 +84,8 @@ def test_recorded_results_are_whole_and_their_sizes_are_those_of_their_models():
     assert found == {(one.name, one.rank, seed) for one in VARIANTS for seed in range(3)}
     study = DLRMStudy()
     by_name = {(one.name, one.rank): one for one in VARIANTS}
-    sizes = {}
+    sizes: dict = {}
+    data = {fields: load_flights(fields=fields) for fields in {one.fields for one in VARIANTS}}
     for run in runs:
         info, result = run[0], run[-1]
         assert info["commit"] is not None
@@ -93,7 +94,7 @@ def test_recorded_results_are_whole_and_their_sizes_are_those_of_their_models():
         variant = by_name[result["model"], result["rank"]]
         if not variant.learned and variant not in sizes:
             with torch.device("meta"):
-                sizes[variant] = model_size(study.model(load_flights(fields=variant.fields), variant, 0)).total
+                sizes[variant] = model_size(study.model(data[variant.fields], variant, 0)).total
         if not variant.learned:
             assert result["total_mib"] == pytest.approx(4 * sizes[variant] / 2**20)
 

@@ -1,9 +1,9 @@
 """Speed and memory of the tensor-train layer beside torch's own, as rows: right first, then timed.
 
-`comera-lab bench --suite cpu` and `--suite gpu` run the same cases at sizes that fit the device. Providers of
-one case are timed in short turns, so that a busy moment of the machine meets all of them; a row gives the
-median with p20 and p80, and ratios are medians of the ratios of neighbouring turns. A provider
-that differs from the float64 reference is refused before anything is timed.
+`comera-lab bench --suite cpu`; the GPU suite, with its own clocks, is bench_gpu.py. Providers of one case
+are timed in short turns, so that a busy moment of the machine meets all of them; a row gives the median with p20 and
+p80, and ratios are medians of the ratios of neighbouring turns. A provider that differs from the float64 reference is
+refused before anything is timed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from comera_lab.contraction import apply_cores, half_chain_cuts, naive_apply_cores, plan
+from comera_lab.experiments.provenance import date, device_name, recording_name
 from comera_lab.experiments.recorder import BenchRow, Recorder
 from comera_lab.layers import TTLinear, tt_layers
 from comera_lab.models.encoder import EncoderConfig, PairEncoder
@@ -56,16 +57,10 @@ TINY = Case(rows=64, in_features=64, out_features=64, rank=8)
 WIDTHS = [Case(rows=256, in_features=width, out_features=width, rank=8) for width in (64, 128, 256, 512, 1024, 2048)]
 # Dropout draws as many random numbers in both twins and would hide what is compared.
 ENCODER = replace(EncoderConfig.released(), dropout=0.0)
-GPU_CASES = [
-    Case(rows=16_384, in_features=4096, out_features=4096, rank=64, dtype=torch.bfloat16),
-    Case(rows=16_384, in_features=768, out_features=3072, rank=30, dtype=torch.bfloat16),
-    Case(rows=16_384, in_features=768, out_features=3072, rank=30),
-    Case(rows=4096, in_features=4096, out_features=4096, rank=64),
-]
 
 
 def run_suite(suite: str, out: str | Path | None = None) -> list[BenchRow]:
-    """Run "cpu" or "gpu", print one line a row, append the rows to `out` (JSON lines) if given.
+    """Run "cpu" or "gpu", print one line a row, append the rows to `out` (JSON lines; on a GPU always: gpu_*.jsonl).
 
     Raises ValueError for another suite or without a CUDA device, ArithmeticError where a provider is wrong.
     """
@@ -77,6 +72,8 @@ def run_suite(suite: str, out: str | Path | None = None) -> list[BenchRow]:
     if suite == "cpu":
         tune_cpu_allocator()
         torch.set_num_threads(min(2, cores_allowed()))
+    if suite == "gpu" and out is None:
+        out = recording_name(device_name(device), date())
     config = {"suite": suite, "allocator": allocator_status().reason if suite == "cpu" else "cuda caching"}
     rows = []
     with Recorder(out, config, device=device, seed=0) as recorder:
@@ -92,10 +89,10 @@ def run_suite(suite: str, out: str | Path | None = None) -> list[BenchRow]:
 def _cpu_rows(device: torch.device) -> Iterator[BenchRow]:
     from comera_lab.experiments import bench_embeddings, bench_optimizers  # which use the clocks below
 
-    yield from bench_embeddings.correctness_rows(device)
-    yield from bench_optimizers.correctness_rows(device)
     for case in (HEADLINE, *FEW_ROWS, TINY, *WIDTHS):
         yield from _correctness(case, device)
+    yield from bench_embeddings.correctness_rows(device)
+    yield from bench_optimizers.correctness_rows(device)
     yield from _against_dense(HEADLINE, device, repeats=20)
     yield _extra_memory(HEADLINE, device)
     for case in FEW_ROWS:
@@ -111,13 +108,9 @@ def _cpu_rows(device: torch.device) -> Iterator[BenchRow]:
 
 
 def _gpu_rows(device: torch.device) -> Iterator[BenchRow]:
-    for case in GPU_CASES:
-        yield from _correctness(case, device)
-    for case in GPU_CASES:
-        yield from _against_dense(case, device, repeats=50)
-        yield _extra_memory(case, device)
-    for case in FEW_ROWS:
-        yield from _orders(case, device, repeats=200)
+    from comera_lab.experiments.bench_gpu import gpu_rows
+
+    return gpu_rows(device)
 
 
 def _pair(case: Case, device: torch.device) -> tuple[TTLinear, nn.Linear, Tensor, Tensor]:

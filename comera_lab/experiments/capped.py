@@ -26,7 +26,14 @@ ROWS = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 10_000_000)
 _STEPS = 3
 _BATCH = 2048
 _SECONDS = 300
-_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc", "not enough memory")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "MemoryError",
+    "bad_alloc",
+    "not enough memory",
+    "Resource temporarily unavailable",
+)
 
 
 class CappedTry(NamedTuple):
