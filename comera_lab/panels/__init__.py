@@ -14,6 +14,7 @@ require("plotly", "figures")
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.diffusion import DiffusionPanel  # noqa: E402
 from comera_lab.panels.embedding import EmbeddingPanel  # noqa: E402
+from comera_lab.panels.kernel_step import KernelStepPanel  # noqa: E402
 from comera_lab.panels.memory import MemoryPanel  # noqa: E402
 from comera_lab.panels.optimizer_race import OptimizerRacePanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
@@ -33,6 +34,7 @@ __all__ = [
     "CrossingPanel",
     "DiffusionPanel",
     "EmbeddingPanel",
+    "KernelStepPanel",
     "LabState",
     "MemoryPanel",
     "OptimizerRacePanel",

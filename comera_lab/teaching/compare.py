@@ -94,6 +94,8 @@ def _tensor_difference(got: Any, want: torch.Tensor) -> Difference | None:
     if got.shape != want.shape:
         return Difference("shape", _shape_clue(tuple(got.shape), tuple(want.shape)))
     got, want = got.detach().double(), want.detach().double()
+    if bool(want.isnan().any()) and torch.equal(got.isnan(), want.isnan()):  # a known mistake that leaves gaps
+        got, want = got.nan_to_num(0.0), want.nan_to_num(0.0)
     if not bool(torch.isfinite(got).all()):
         return Difference("value", "The shape is right, but some entries are not finite numbers.")
     scale = float(want.norm()) or 1.0

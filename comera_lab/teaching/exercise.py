@@ -30,14 +30,19 @@ def unchanged(output: Any, args: tuple[Any, ...]) -> Any:
     return output
 
 
+def plain_call(answer: Any, args: tuple[Any, ...]) -> Any:
+    """The default call: the answer is a function of the arguments."""
+    return answer(*args)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
     """One checked exercise.
 
     `reference` is a function when `cases` is given, else the value itself. `cases(generator)` returns the
-    argument tuples both are called with. `view(output, args)` turns an output into what is compared (singular
-    vectors have free signs, for example). `cost(answer, args)` returns a sentence when the values are right but
-    the way to them is too dear, else None.
+    argument tuples both are called with, and `call(answer, args)` calls an answer that is no plain function.
+    `view(output, args)` turns an output into what is compared (singular vectors have free signs, for example).
+    `cost(answer, args)` returns a sentence when the values are right but the way to them is too dear, else None.
     """
 
     id: str
@@ -48,6 +53,7 @@ class Exercise:
     hints: tuple[str, str, str]
     mistakes: tuple[Mistake, ...]
     cases: Callable[[torch.Generator], list[tuple[Any, ...]]] | None = None
+    call: Callable[[Any, tuple[Any, ...]], Any] = plain_call
     view: Callable[[Any, tuple[Any, ...]], Any] = unchanged
     cost: Callable[[Callable[..., Any], tuple[Any, ...]], str | None] | None = None
 

@@ -183,6 +183,19 @@ def _kernel_ratio() -> tuple[int, str]:
     )
 
 
+def _larger_tiles() -> tuple[int, str]:
+    from comera_lab.kernels.puzzles import PUZZLES, run_model
+
+    puzzle = PUZZLES["tiled product"]
+    generator = torch.Generator().manual_seed(0)
+    small, large = (run_model(puzzle.kernel, puzzle.call(16, block, generator)).reads for block in (4, 8))
+    share = large / small
+    return min(range(4), key=lambda choice: abs(share - (1, 0.5, 0.25, 0.125)[choice])), (
+        f"From {small:,} to {large:,} elements read (counted just now). A tile twice as wide and high makes four times "
+        "as many results from twice as many inputs: each element is read half as often."
+    )
+
+
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
@@ -267,6 +280,13 @@ def guess(lesson: str) -> Predict:
             choices=("four times", "a little over three times", "two times"),
             then="Now move the rank ratio above and compare the predicted MiB with those of adamw.",
             answer=_kernel_ratio,
+        ),
+        "12": Question(
+            text="A product of matrices is made in tiles of 4 x 4, each by a program of its own. Now 8 x 8. What "
+            "happens to the elements that are read in all?",
+            choices=("the same are read", "half of them", "a quarter of them", "an eighth of them"),
+            then="Now choose the tiled product above, size 16, and change the block from 4 to 8.",
+            answer=_larger_tiles,
         ),
     }
     if lesson not in questions:
