@@ -106,8 +106,9 @@ def close_cheapest(losses, freed, needed):
 check("06.2", close_cheapest)
 
 # %% [markdown] tags=["solution"]
-# **Why.** An entry near the middle of a train frees more than one at its end. Loss alone would close many
-# entries that free little, and lose more on the way to the same size; the ratio is what a budget compares.
+# **Why.** An entry near the middle of a train frees more than one at its end. Loss alone would close
+# many entries that free little, and lose more on the way to the same size; the ratio is what a budget
+# compares.
 
 # %% [markdown]
 # ## A mask saves nothing
@@ -210,7 +211,8 @@ progress("06")
 # ## Where next
 #
 # Next come [embedding tables](07_embedding_tables.ipynb), where a tensor train saves most, and a
-# [transformer](08_a_compressed_transformer.ipynb) compressed with the two stages of this lesson. The method is CoMERA (Z. Yang and others, NeurIPS 2024, arXiv 2405.14377),
-# written anew; the worth of an entry follows P. Molchanov and others, arXiv 1611.06440.
+# [transformer](08_a_compressed_transformer.ipynb) compressed with the two stages of this lesson. The
+# method is CoMERA (Z. Yang and others, NeurIPS 2024, arXiv 2405.14377), written anew; the worth of an
+# entry follows P. Molchanov and others, arXiv 1611.06440.
 #
 # *The text of this lesson may be reused under CC BY 4.0; its code under the MIT licence.*

@@ -96,9 +96,9 @@ print("largest difference from the table:", difference, "(computed here)")
 # %% [markdown]
 # ## Which flights will be late?
 #
-# A real task: all flights out of New York in 2013 that flew. Given carrier, route, aircraft, date and hour,
-# was this one more than a quarter of an hour late? Fields are also **crossed**: "date x destination" has
-# an id for every pair, and such fields make the tables large.
+# A real task: all flights out of New York in 2013 that flew. Given carrier, route, aircraft, date and
+# hour, was this one more than a quarter of an hour late? Fields are also **crossed**: "date x
+# destination" has an id for every pair, and such fields make the tables large.
 #
 # Press **Start**. Three recommenders learn in turns: **dense** tables; **hashed** ones, where ids share
 # few rows; and a **tensor train** with as many bytes as the hashed one. AUC is the chance that a late
@@ -129,9 +129,9 @@ check("07.3", fair_tests)
 # %% [markdown]
 # ## Exercise: the shuffled control
 #
-# Ids of a crossed field are numbered by date: neighbours in the table are flights of the same day. Do trains
-# live from that? Renumber the ids at random. A dense table cannot notice; a train loses what the order gave
-# it. `fresh[i]` is the new number of id i.
+# Ids of a crossed field are numbered by date: neighbours in the table are flights of the same day. Do
+# trains live from that? Renumber the ids at random. A dense table cannot notice; a train loses what
+# the order gave it. `fresh[i]` is the new number of id i.
 
 # %% tags=["exercise:07.4"]
 def renumber(train_ids, test_ids, fresh):
@@ -149,16 +149,16 @@ check("07.4", renumber)
 # %% [markdown]
 # ## Exercise: is it a test at all?
 #
-# Now set **held out** to *day*: whole days are unseen, and fields with a date in them know nothing of those
-# days. If a model *without* large tables is as good as one with them, then any compression is "without
-# loss". So ask first what the dense tables gain.
+# Now set **held out** to *day*: whole days are unseen, and fields with a date in them know nothing of
+# those days. If a model *without* large tables is as good as one with them, then any compression is
+# "without loss". So ask first what the dense tables gain.
 #
-# Each argument is a list of scores, one for each seed. Say "no test" unless the worst dense seed is better
-# than the best seed without.
+# Each argument is a list of scores, one for each seed. Say "no test" unless the worst dense seed is
+# better than the best seed without.
 
 # %% tags=["exercise:07.5"]
 def gain_kept(without, dense, small):
-    """Scores without large tables, with dense and with small ones -> share of the gain kept, or "no test"."""
+    """Scores without large tables, with dense, with small ones -> share of gain kept, or "no test"."""
     # solution
     if min(dense) <= max(without):
         return "no test"
@@ -192,9 +192,9 @@ progress("07")
 # %% [markdown]
 # ## What to remember
 #
-# - A table grows with its rows, a TT-matrix with a root of them; training a dense table touches every row.
+# - A table grows with its rows, a TT-matrix with a root of them; training it densely touches every row.
 # - A row comes from one slice of each core. The table is never built.
-# - Tune each method, run the shuffled control, and ask what the large tables gain: else "no loss" is empty.
+# - Tune each method, shuffle ids as a control, ask what large tables gain: else "no loss" is empty.
 #
 # ## Where next
 #
