@@ -100,16 +100,6 @@ def test_suites_that_cannot_run_say_why(suite, message, monkeypatch):
         run_suite(suite)
 
 
-def test_the_gpu_cases_are_right_on_a_cpu_too():
-    """The same code with a few rows: what a GPU machine will run first."""
-    for case in bench.GPU_CASES:
-        few = Case(
-            rows=8, in_features=case.in_features, out_features=case.out_features, rank=case.rank, dtype=case.dtype
-        )
-        (row,) = bench._correctness(few, torch.device("cpu"))
-        assert row.value < bench.ERROR_LIMIT[case.dtype]
-
-
 def test_the_bench_needs_torch_and_numpy_alone():
     code = (
         "import sys\n"

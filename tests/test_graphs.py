@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
+from fake_graph import FakeCapture
 from tolerances import GRAPH, GRAPH_CODED, relative_error
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from comera_lab.experiments.graphs import CudaCapture, GraphedStep
 from comera_lab.layers import TTLinear, tt_layers
@@ -25,51 +24,6 @@ STEPS = 50
 def _as_on_a_gpu(monkeypatch):
     """Objectives read the loss on a CPU, to refuse a lost one at once; on a GPU they never do."""
     monkeypatch.setattr(stages, "_finite", lambda loss: loss)
-
-
-class FakeCapture:
-    """What a CUDA graph does, on a CPU: every operation once, with its numbers and tensors as they were, for ever.
-
-    Host code is not run again at replay: a number that it computed stays, a tensor that it made anew is not seen.
-    """
-
-    def __init__(self):
-        self.recorded = []
-
-    def settle(self, call):
-        call()
-
-    def record(self, call):
-        operations: list[Any] = []
-
-        class Tape(TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                if function is torch.ops.aten._local_scalar_dense.default:
-                    raise RuntimeError("the host reads a tensor while a graph is captured")
-                out = function(*args, **(kwargs or {}))
-                operations.append((function, args, kwargs or {}, out))
-                return out
-
-        with Tape():
-            call()
-        self.recorded.append(len(operations))
-        first = [True]
-
-        def replay():
-            if first.pop() if first else False:
-                return  # taking down has run it on this CPU
-            with torch.no_grad():
-                for function, args, kwargs, out in operations:
-                    again = function(*args, **kwargs)
-                    for old, new in zip(_tensors(out), _tensors(again), strict=True):
-                        if old.data_ptr() != new.data_ptr():
-                            old.copy_(new)
-
-        return replay
-
-
-def _tensors(out):
-    return [item for item in (out if isinstance(out, list | tuple) else [out]) if isinstance(item, torch.Tensor)]
 
 
 class Net(nn.Module):

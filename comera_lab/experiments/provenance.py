@@ -64,6 +64,12 @@ def date() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def recording_name(device: str, date: str) -> str:
+    """File name of a recording: "gpu_nvidia-h200_2026-12-01.jsonl"."""
+    words = "".join(letter if letter.isalnum() else "-" for letter in device.lower())
+    return f"gpu_{'-'.join(filter(None, words.split('-')))}_{date[:10]}.jsonl"
+
+
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
