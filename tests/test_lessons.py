@@ -48,6 +48,7 @@ LESSONS = (
     "08_a_compressed_transformer",
     "09_projecting_gradients",
     "10_coap",
+    "11_coap_for_convolutions",
     "12_kernels_without_a_gpu",
 )
 FILES = [folder / f"{name}.ipynb" for name in LESSONS for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")]
