@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from comera_lab.experiments.datasets import digits
+from comera_lab.experiments.recorder import EvalRow
+from comera_lab.experiments.train import TrainConfig, fit
 from comera_lab.layers import TTEmbedding, TTLinear, compact, tt_layers
+from comera_lab.models.mlp import MLP
 from comera_lab.optimizers import COAPAdafactor, COAPAdamW, step_in_backward
 from comera_lab.optimizers.projection import captured_energy, oriented, svd_basis
 from comera_lab.optimizers.quantized import read_moment
@@ -335,6 +339,23 @@ def test_M01_persistent_bytes_are_those_of_the_formula():
     assert planned == optimizer.report().bytes == 2.25 * 2**20 + 4
     codes = COAPAdamW([nn.Parameter(weight.detach())], rank=64, bits=8).report().bytes
     assert codes == 2 * 4096 * 64 * (1 + 4 / 256) + 4 * 1024 * 64 + 4
+
+
+@pytest.mark.slow
+def test_M04_adamw_s_rate_and_the_documented_scale_reach_adamw_s_loss_in_most_seeds(capsys):
+    """Defaults of both but scale 2 at ratio 4, on digits: the tuning note of COAPAdamW."""
+    data, ratios = digits(28), []
+    for seed in range(5):
+        ends = []
+        for name, settings in (("adamw", {}), ("coap", {"scale": 2.0})):
+            model = MLP((784, 256, 256, 10), generator=torch.Generator().manual_seed(seed))
+            config = TrainConfig(steps=300, optimizer=name, optimizer_settings=settings, seed=seed, evaluate_every=20)
+            rows = [row for row in fit(model, data, config).rows if isinstance(row, EvalRow)]
+            ends.append(sum(row.loss_nats for row in rows[-5:]))
+        ratios.append(ends[1] / ends[0])
+    print(f"loss over AdamW's, five seeds: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))}")
+    assert sum(ratio <= 1.1 for ratio in ratios) >= 4
+    assert "loss over AdamW's" in capsys.readouterr().out
 
 
 def gated_tt_model():

@@ -107,7 +107,7 @@ def _direction(slot: Slot, gradient: Tensor) -> Tensor:
     """Update the state of a slot with its (small) gradient; what to subtract times the rate."""
     group, state = slot.group, slot.state
     state["step"] += 1
-    update = adafactor_direction(gradient, state, decay_rate=group["decay_rate"], eps=group["eps"], clip=group["clip"])
+    update = adafactor_direction(gradient, state, group)
     if group["beta1"] is not None:
         mean = read_moment(state, MOMENTUM, update.shape).to(update.dtype)
         update = mean.lerp_(update, 1 - group["beta1"])
@@ -117,16 +117,14 @@ def _direction(slot: Slot, gradient: Tensor) -> Tensor:
     return update
 
 
-def adafactor_direction(
-    gradient: Tensor, state: dict[str, Any], *, decay_rate: float, eps: float, clip: float
-) -> Tensor:
+def adafactor_direction(gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> Tensor:
     """g / sqrt(V), shortened to an RMS of `clip`, in the gradient's shape; V, in `state`, is updated first.
 
     V is row mean times column mean over the mean of both, taken over the last two dimensions; `eps` in every square
-    keeps it above 0. `state["step"]` counts from 1. Adafactor, algorithm 4.
+    keeps it above 0. `state["step"]` counts from 1; settings: decay_rate, eps, clip. Adafactor, algorithm 4.
     """
-    new = float(state["step"]) ** -decay_rate
-    square = gradient.square().add_(eps)
+    new = float(state["step"]) ** -group["decay_rate"]
+    square = gradient.square().add_(group["eps"])
     if WHOLE in state:
         direction = gradient * state[WHOLE].lerp_(square, new).rsqrt()
     else:
@@ -134,7 +132,7 @@ def adafactor_direction(
         row.lerp_(square.mean(-1, keepdim=True), new)
         col.lerp_(square.mean(-2, keepdim=True), new)
         direction = gradient * (row / row.mean(-2, keepdim=True)).rsqrt() * col.rsqrt()
-    shortened: Tensor = direction.div_((_rms(direction) / clip).clamp_min(1.0))
+    shortened: Tensor = direction.div_((_rms(direction) / group["clip"]).clamp_min(1.0))
     return shortened
 
 

@@ -55,6 +55,7 @@ class GaLoreAdamW(COAPAdamW):
             alignment=None,
             refresh="svd",
             stagger=False,
+            transfer_moments=False,
             bits=bits,
             state_dtype=state_dtype,
             plain_up_to=plain_up_to,

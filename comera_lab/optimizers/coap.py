@@ -37,7 +37,9 @@ class COAPAdamW(ProjectedOptimizer):
     stagger: each parameter has its own place in the interval, so that no step renews all bases; False renews at
     steps 0, update_interval, .. of every parameter.
     transfer_moments: carry M and V over to a new basis, else they are read in it as they are.
-    scale: factor on projected updates alone. bits 8 keeps moments as codes (quantized.py), from 4,096 values up.
+    scale: factor on projected updates alone, which are sqrt(rank / cols) as long as AdamW's: with the root of the ratio
+    (2 for 4) AdamW's own rate is a good start; with 1 take two to three times that rate.
+    bits: 8 keeps moments as codes (quantized.py), from 4,096 values up.
     state_dtype: of the moments; None is float32 for projected ones and the parameter's own for others, as in torch
     (in bfloat16 a second moment soon stops growing: its steps are 0.4 %, an update adds 0.1 %).
     plain_up_to: tensors of so many elements or fewer take torch's AdamW, as do those with 1, 3 or 5 dimensions.

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from comera_lab.optimizers import checks
+from comera_lab.optimizers.adafactor import adafactor_direction
 from comera_lab.optimizers.coap import PLAIN_UP_TO
 from comera_lab.optimizers.projection import oriented, projected_rank
 from comera_lab.optimizers.report import OptimizerReport, OptimizerRow
 from comera_lab.shapes import ShapeError
-
-_FACTORED = ("row_mean_sq", "col_mean_sq")
 
 
 class Flora(torch.optim.Optimizer):
@@ -152,25 +151,6 @@ def random_projection(cols: int, rank: int, seed: int, device: torch.device) -> 
     """A (cols, rank) of normal numbers with variance 1 / rank; one seed gives one A on one kind of device."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(cols, rank, generator=generator, device=device) / math.sqrt(rank)
-
-
-def adafactor_direction(gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> Tensor:
-    """Update the second moment and give g / sqrt(V), shortened to an RMS of `clip`; float32, the gradient's shape.
-
-    V is row mean times column mean over the mean of both (Adafactor, algorithm 4), taken over the last two dimensions.
-    """
-    forget = 1 - float(state["step"]) ** -group["decay_rate"]
-    square = gradient.square() + group["eps"]
-    if "exp_avg_sq" in state:
-        state["exp_avg_sq"].lerp_(square, 1 - forget)
-        direction = gradient * state["exp_avg_sq"].rsqrt()
-    else:
-        row, col = (state[key] for key in _FACTORED)
-        row.lerp_(square.mean(-1, keepdim=True), 1 - forget)
-        col.lerp_(square.mean(-2, keepdim=True), 1 - forget)
-        direction = gradient * (row / row.mean(-2, keepdim=True)).rsqrt() * col.rsqrt()
-    shortened: Tensor = direction / (_rms(direction) / group["clip"]).clamp_min(1.0)
-    return shortened
 
 
 def _update(parameter: Tensor, gradient: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
