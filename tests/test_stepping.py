@@ -16,7 +16,7 @@ from comera_lab.kernels.pointer_model import KernelError, launch
 from comera_lab.kernels.pointer_model import language as tl
 from comera_lab.kernels.puzzles import ANSWERS, PUZZLES, run_model
 from comera_lab.panels import kernel_step
-from comera_lab.panels.kernel_figures import MASKED, READ, TOUCHED, UNTOUCHED, WRITTEN, cell_states
+from comera_lab.panels.kernel_figures import MASKED, READ, TOUCHED, UNTOUCHED, WRITTEN, cell_states, memory_figure
 from comera_lab.panels.kernel_step import BLOCKS, KIT, MAX_SIZE, MINE
 from comera_lab.panels.state import LabState
 from comera_lab.runtime import TritonStatus
@@ -203,6 +203,8 @@ def test_cells_show_what_is_read_written_masked_and_touched_before(panel):
     assert codes.tolist() == [TOUCHED] * 8 + [READ] * 5 and marks.tolist() == ["·"] * 8 + ["R"] * 5
     codes, marks = cell_states(panel.trace, "out", panel.position + 2)
     assert codes.tolist() == [TOUCHED] * 8 + [WRITTEN] * 5 and marks[-1] == "W"
+    drawn = memory_figure(panel.trace, panel.position).data[0]
+    assert drawn.text[0][13:] == ["×"] * 3 and drawn.z[0][15] == MASKED, "masked lanes behind the end are drawn, too"
     assert "3 of 3 lie outside x" in panel.where.value and "(13), (14), (15)" in panel.where.value
     panel.kernel.value = "tiled product"
     panel.size.value, panel.block.value = 5, "4"
@@ -215,7 +217,7 @@ def test_re_reads_are_counted_in_the_cells(panel):
     panel.kernel.value, panel.block.value = "tiled product", "4"
     _, marks = cell_states(panel.trace, "x", len(panel.trace.accesses) - 1)
     assert set(marks) == {"4"}, "13 columns are 4 tiles wide, and every tile reads x again"
-    assert "x 4 times, w 4 times" in panel.numbers.value
+    assert "x 4×, w 4×" in panel.numbers.value
 
 
 def test_the_drawn_cells_follow_the_step(panel):
@@ -235,13 +237,14 @@ def test_the_static_twin_ends_with_everything_written(panel, name):
     assert 2 <= len(steps) <= kernel_step.STATIC_POSITIONS + 1
     assert steps[-1].label == str(len(panel.trace.accesses))
     out = [mark for row in steps[-1].args[0]["text"][-1] for mark in row]
-    assert set(out) <= {"·", "W"} and "W" in out
+    assert set(out) <= {"·", "W", "×"} and "W" in out
+    assert out.count("×") == (3 if name == "masked add" else 0), "three lanes of four lie behind the end"
     assert len(json.dumps(figure.to_plotly_json(), default=str)) < 150_000
 
 
 def test_the_table_lists_every_access(panel):
     lines = panel.table().splitlines()
-    assert lines[0] == "masked add, the kit's, count=13, BLOCK=4: 26 reads, 13 writes"
+    assert lines[0] == "masked add by the kit, count=13, BLOCK=4: 26 reads, 13 writes"
     assert [line.split() for line in lines[-4:-1]] == [
         ["3", "reads", "x", "1", "3"], ["3", "reads", "y", "1", "3"], ["3", "writes", "out", "1", "3"],
     ]  # fmt: skip
@@ -254,7 +257,7 @@ def test_a_kernel_of_the_learner_is_shown_after_its_check(panel):
     assert panel.whose.value == KIT and "has been checked yet" in panel.whose.message.value
     assert not check("12.1", _reads_twice).passed
     panel.whose.value = MINE
-    assert panel.trace.reads == 3 * 13 and "x 2 times" in panel.numbers.value and MINE in panel.table()
+    assert panel.trace.reads == 3 * 13 and "x 2×" in panel.numbers.value and MINE in panel.table()
 
 
 def test_a_fault_of_a_learners_kernel_is_on_the_card_and_changes_nothing(panel):

@@ -22,12 +22,14 @@ CELL_PX, GAP = 30, 2
 
 def memory_figure(trace: Trace, position: int) -> go.Figure:
     """All tensors of a launch at access number `position`, a cell for each element."""
-    grids = {name: _grid(tuple(tensor.shape), _stacked(trace)) for name, tensor in trace.tensors.items()}
+    grids = {name: _grid(trace, name) for name in trace.tensors}
     places, height, width = _places(list(grids.values()), _stacked(trace))
     cell = min(CELL_PX, (STATIC_WIDTH - 40) // width)
     figure = go.Figure(layout={"template": TEMPLATE, "width": STATIC_WIDTH, "height": round(cell * height) + 24})
     figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
-    figure.update_xaxes(visible=False, range=[-0.6, width - 0.4], fixedrange=True, constrain="domain")
+    figure.update_xaxes(
+        visible=False, range=[-0.6, width - 0.4], fixedrange=True, constrain="domain", constraintoward="left"
+    )
     figure.update_yaxes(visible=False, range=[height - 1.4, -1.6], fixedrange=True, scaleanchor="x", constrain="domain")
     for (name, (rows, columns)), (top, left) in zip(grids.items(), places, strict=True):
         figure.add_trace(go.Heatmap(
@@ -46,8 +48,13 @@ def memory_figure(trace: Trace, position: int) -> go.Figure:
 def fill_memory_cells(figure: go.Figure, trace: Trace, position: int) -> None:
     """Change a `memory_figure` of this trace into the one at another access."""
     for drawn in figure.data:
-        shape = _grid(tuple(trace.tensors[drawn.name].shape), _stacked(trace))
+        shape = _grid(trace, drawn.name)
         codes, marks = cell_states(trace, drawn.name, position)
+        if _stacked(trace):  # room behind the end, for lanes that are masked there
+            spare = shape[1] - len(codes)
+            beyond = _masked_beyond(trace, drawn.name, position, len(codes), spare)
+            codes = np.concatenate([codes, np.where(beyond, MASKED, np.nan)])
+            marks = np.concatenate([marks, np.where(beyond, "×", "")])
         drawn.z, drawn.text = codes.reshape(shape), marks.reshape(shape).tolist()
 
 
@@ -90,9 +97,20 @@ def _stacked(trace: Trace) -> bool:
     return all(tensor.ndim == 1 for tensor in trace.tensors.values())
 
 
-def _grid(shape: tuple[int, ...], stacked: bool) -> tuple[int, int]:
-    rows, columns = (shape[0], 1) if len(shape) == 1 else shape
-    return (columns, rows) if stacked else (rows, columns)
+def _grid(trace: Trace, name: str) -> tuple[int, int]:
+    shape = tuple(trace.tensors[name].shape)
+    if _stacked(trace):
+        return 1, max(shape[0], *(int(access.offsets.max()) + 1 for access in trace.accesses))
+    return (shape[0], 1) if len(shape) == 1 else (shape[0], shape[1])
+
+
+def _masked_beyond(trace: Trace, name: str, position: int, size: int, spare: int) -> np.ndarray:
+    """Which of the `spare` places behind the end of a vector have a masked lane now."""
+    now, beyond = trace.accesses[position], np.zeros(spare, dtype=bool)
+    if now.tensor == name:
+        masked = now.offsets[~now.active]
+        beyond[masked[masked >= size] - size] = True
+    return beyond
 
 
 def _places(grids: Sequence[tuple[int, int]], stacked: bool) -> tuple[list[tuple[int, int]], int, int]:

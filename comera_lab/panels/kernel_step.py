@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+import ipywidgets as widgets
 import plotly.graph_objects as go
 import torch
 
@@ -15,12 +16,12 @@ from comera_lab.panels.panel import Panel
 from comera_lab.panels.state import LabState
 from comera_lab.panels.widgets import ChoiceControl, NumberControl, heading, say, sentence, text_widget, tiles
 
-KIT, MINE = "the kit's", "mine, as checked last"
+KIT, MINE = "the kit", "me, as checked last"
 BLOCKS = ("2", "4", "8", "16")
 MAX_SIZE, FIRST_SIZE, FIRST_BLOCK = 16, 13, "4"
 STATIC_POSITIONS = 13
 _KEY = (("R", 3, "read now"), ("W", 4, "written now"), ("×", 2, "masked"), ("·", 1, "touched once before"),
-        ("2", 1, "touched so often"))  # fmt: skip
+        ("2", 1, "touched twice, and so on"))  # fmt: skip
 
 
 class KernelStepPanel(Panel):
@@ -47,14 +48,17 @@ class KernelStepPanel(Panel):
         self.program.on_change(self._guarded(lambda value: self._program_changed()))
         self.step.on_change(self._guarded(lambda value: self._show()))
         self._show()
+        left = widgets.VBox([control.widget for control in (self.kernel, self.whose, self.block)])
+        right = widgets.VBox([control.widget for control in (self.size, self.program, self.step)])
+        columns = widgets.HBox([left, right])
+        columns.add_class("comera-columns")
         self._compose(
             heading(
                 "What a kernel touches",
                 "A kernel is a function that many programs run, each on its own piece. Drag the step: R is read, W is "
                 "written, × is a lane that the mask holds back.",
             ),
-            self.kernel.widget, self.whose.widget, self.size.widget, self.block.widget, self.program.widget,
-            self.step.widget, self.where, self.memory.widget, text_widget(_key(), "t-key"), self.numbers, self.engine,
+            columns, self.where, self.memory.widget, text_widget(_key(), "t-key"), self.numbers, self.engine,
         )  # fmt: skip
 
     def _make_controls(self) -> None:
@@ -108,7 +112,7 @@ class KernelStepPanel(Panel):
             raise ValueError("this kernel loads and stores nothing. Fill it in, and run its check again.")
         self.call: Call = call
         self.trace: Trace = trace
-        self._puzzle, self._name = puzzle, f"{puzzle.name}, {self.whose.value}, {call!r}"
+        self._puzzle, self._name = puzzle, f"{puzzle.name} by {self.whose.value}, {call!r}"
         programs = [access.program for access in trace.accesses]
         self._starts = [k for k, program in enumerate(programs) if k == 0 or program != programs[k - 1]]
         self._ends = [*self._starts[1:], len(programs)]
@@ -165,7 +169,7 @@ class KernelStepPanel(Panel):
     def _verdict(self) -> str:
         """How often each input is read, and whether the result is right."""
         names = [name for name in self.trace.tensors if name != self.call.output]
-        often = [f"{name} {self._read(name) / self.trace.tensors[name].numel():.3g} times" for name in names]
+        often = [f"{name} {self._read(name) / self.trace.tensors[name].numel():.3g}×" for name in names]
         right = torch.allclose(self.trace.tensors[self.call.output], self._puzzle.expected(self.call), atol=1e-4)
         agrees = "agrees with" if right else "differs from"
         return f"On average each element is read: {', '.join(often)}. The result {agrees} torch (computed here)."
@@ -176,7 +180,7 @@ class KernelStepPanel(Panel):
 
 def engine_words() -> str:
     """What ran the kernels that are shown, and whether Triton itself agrees."""
-    ran = "Each address was written down while the kernel's own source ran, just now, in the kit's pointer model."
+    ran = "Addresses were noted while the kernel's own source ran, just now, in the kit's pointer model."
     obstacle = interpreter_obstacle()
     if obstacle is not None:
         return f"{ran} Triton's interpreter cannot run here: {obstacle}."
@@ -190,8 +194,8 @@ def _access_words(trace: Trace, position: int) -> str:
     access = trace.accesses[position]
     masked = access.active.size - access.count
     held = f", {masked} of {access.active.size} lanes masked" if masked else ""
-    verb = "writes" if access.writes else "reads"
-    return f"Program {program_words(access.program)} {verb} {access.count} elements of {access.tensor}{held}."
+    verb, noun = "writes" if access.writes else "reads", "element" if access.count == 1 else "elements"
+    return f"Program {program_words(access.program)} {verb} {access.count} {noun} of {access.tensor}{held}."
 
 
 def _key() -> str:

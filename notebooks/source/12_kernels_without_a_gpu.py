@@ -38,7 +38,7 @@ guess("12")
 # %% [markdown]
 # ## How this runs here
 #
-# [Triton](https://triton-lang.org) compiles such kernels for a GPU. It can also **interpret** them: step
+# Triton compiles such kernels for a GPU. It can also **interpret** them: step
 # by step, on the CPU, for small sizes. The variable in the first cell asks for that. It must be set
 # before triton is imported: if the line under the panel says *too late*, choose `Kernel > Restart
 # Kernel and Run All Cells`.
@@ -75,7 +75,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, count, BLOCK: tl.constexpr):
 check("12.1", add_kernel)
 
 # %% [markdown]
-# Right or wrong, you can watch it: choose **mine** under *written by* in the panel.
+# Right or wrong, you can watch it: choose **me** beside *written by* in the panel.
 #
 # The check also counts. Its **score** is reads plus writes of whole elements, the fewer the better: on a
 # GPU, moving a number takes far longer than adding it.
@@ -157,7 +157,9 @@ check("12.3", product_kernel)
 
 # %% tags=["exercise:12.4"]
 @triton.jit
-def tt_kernel(x_ptr, A_ptr, B_ptr, out_ptr, rows, inner, columns, rank, BLOCK: tl.constexpr, RANK: tl.constexpr):
+def tt_kernel(
+    x_ptr, A_ptr, B_ptr, out_ptr, rows, inner, columns, rank, BLOCK: tl.constexpr, RANK: tl.constexpr
+):
     """One program for each block of rows."""
     # solution
     lanes, r = tl.arange(0, BLOCK), tl.arange(0, RANK)
@@ -165,14 +167,14 @@ def tt_kernel(x_ptr, A_ptr, B_ptr, out_ptr, rows, inner, columns, rank, BLOCK: t
     xA = tl.zeros([BLOCK, RANK], tl.float32)
     for start in range(0, inner, BLOCK):
         k = start + lanes
-        x = tl.load(x_ptr + row * inner + k[None, :], mask=(row < rows) & (k[None, :] < inner), other=0.0)
-        A_ok = (k[:, None] < inner) & (r[None, :] < rank)
+        x_ok, A_ok = (row < rows) & (k[None, :] < inner), (k[:, None] < inner) & (r[None, :] < rank)
+        x = tl.load(x_ptr + row * inner + k[None, :], mask=x_ok, other=0.0)
         xA += tl.dot(x, tl.load(A_ptr + k[:, None] * rank + r[None, :], mask=A_ok, other=0.0))
     for start in range(0, columns, BLOCK):
         column = (start + lanes)[None, :]
-        B_ok = (r[:, None] < rank) & (column < columns)
+        B_ok, out_ok = (r[:, None] < rank) & (column < columns), (row < rows) & (column < columns)
         B = tl.load(B_ptr + r[:, None] * columns + column, mask=B_ok, other=0.0)
-        tl.store(out_ptr + row * columns + column, tl.dot(xA, B), mask=(row < rows) & (column < columns))
+        tl.store(out_ptr + row * columns + column, tl.dot(xA, B), mask=out_ok)
     # end
 
 
@@ -203,6 +205,7 @@ print(f"a dense layer of these sizes, in tiles of 4: {2 * 13 * 13 * tiles + 13 *
 # The kit's real kernels follow the same plan. What a compiler makes of them can be read off the machine
 # code, without any GPU: **registers** of a thread, what is **spilled** from them into slow memory,
 # **shared** memory of a program, and **matrix instructions**. sm_80 is an A100, sm_90 an H100 or H200.
+# In a name, 128x64x3 is a block of 128 rows and 64 columns, with three loads in flight.
 
 # %%
 from comera_lab.experiments.recorded_kernels import recorded_kernels
