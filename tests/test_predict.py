@@ -8,7 +8,7 @@ from comera_lab.panels import SpectrumPanel
 from comera_lab.panels.predict import Predict, Question
 from comera_lab.teaching import guess
 
-LESSONS = ("00", "01", "02", "03", "04", "05", "06", "07", "08", "11")
+LESSONS = ("00", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12")
 
 
 def _card(answer: Any = lambda: (1, "Because.")) -> Predict:
