@@ -344,8 +344,6 @@ def checked_row(parsed: Any, where: str) -> dict[str, Any]:
 def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     return isinstance(value, get_origin(hint) or hint)
