@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from comera_lab.experiments.kernel_report import faults
 from comera_lab.experiments.recorded_kernels import recorded_kernels
-from comera_lab.experiments.recorder import Recorder
+from comera_lab.experiments.recorder import Recorder, read_rows
+from comera_lab.experiments.results import data_file
 from comera_lab.experiments.rows import KernelRow
 from comera_lab.kernels import puzzle_mistakes
 from comera_lab.kernels.pointer_model import language as tl
@@ -106,3 +108,12 @@ def test_the_report_comes_from_recorded_rows_with_their_source(tmp_path):
     assert "sm_90" in text and "12 wgmma" in text and " 64.0 " in text
     assert "Compiled without a GPU on " in text and "kernels_static.jsonl" in text
     assert "No report" in recorded_kernels("fp32", folder=tmp_path)
+
+
+def test_the_recorded_report_is_of_a_clean_commit_and_finds_no_fault():
+    info, *rows = read_rows(data_file("results/kernels_static.jsonl"))
+    assert info["triton"] and not info["commit"].endswith("-dirty")
+    kernels = [KernelRow(**{key: value for key, value in row.items() if key != "kind"}) for row in rows]
+    assert {row.capability for row in kernels} == {80, 90} and len(kernels) == 16
+    assert [fault for row in kernels for fault in faults(row)] == []
+    assert f"triton {info['triton']} (kernels_static.jsonl)" in recorded_kernels("tt_linear rows bf16")
