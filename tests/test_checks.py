@@ -1,5 +1,6 @@
 """The checker: the reference passes, every listed mistake gets its own words, and nothing a learner does escapes."""
 
+import signal
 import threading
 import time
 from typing import Any
@@ -295,3 +296,16 @@ def test_progress_lists_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 of 5 right" in str(report)
     assert {word for _, _, word in report.rows} == {"Right", "Not yet", "Not tried"}
     assert "Not tried" in report._repr_html_()
+
+
+def test_an_alarm_that_comes_while_the_guard_tidies_up_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = signal.getsignal(signal.SIGALRM), signal.setitimer
+
+    def setitimer(which: int, seconds: float, interval: float = 0.0) -> Any:
+        if seconds == 0.0:
+            signal.raise_signal(signal.SIGALRM)
+        return real(which, seconds, interval)
+
+    monkeypatch.setattr(signal, "setitimer", setitimer)
+    assert run_limited(lambda: 7, 5.0) == 7
+    assert signal.getsignal(signal.SIGALRM) == before

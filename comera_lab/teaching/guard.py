@@ -27,16 +27,23 @@ def run_limited(work: Callable[[], Result], seconds: float) -> Result:
 
 
 def _run_with_timer(work: Callable[[], Result], seconds: float) -> Result:
+    ended: list[bool] = []
+
     def ring(number: int, frame: Any) -> None:
-        raise TimeLimit
+        if not ended:  # an alarm while we tidy up would leave the timer running
+            raise TimeLimit
 
     began = time.monotonic()
     old_handler = signal.signal(signal.SIGALRM, ring)
     # the repeat every 0.2 s is for code that catches everything, BaseException included
     old_delay, old_repeat = signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)
     try:
-        return work()
+        try:
+            return work()
+        finally:
+            ended.append(True)
     finally:
+        ended.append(True)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, old_handler)
         if old_delay:
