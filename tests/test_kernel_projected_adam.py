@@ -48,7 +48,7 @@ def make(rows, cols, rank, dtype=torch.float32, *, stack=2, transposed=False):
     return groups.MatrixGroup(
         weights=[guarded(t) for t in matrices()],
         gradients=matrices(),
-        bases=[t.div(cols**0.5).to(dtype) for t in draw(cols, rank)],
+        bases=[t.div(cols**0.5).to(dtype).T for t in draw(rank, cols)],
         exp_avgs=[guarded(t) for t in draw(rows, rank)],
         exp_avg_sqs=[guarded(0.1 + t.square()) for t in draw(rows, rank)],
     )

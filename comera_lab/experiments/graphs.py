@@ -72,8 +72,11 @@ class GraphedStep:
         eager_steps: int = 3,
         capture: Capture | None = None,
     ) -> None:
-        if eager_steps < 1:
-            raise ValueError(f"eager_steps must be at least 1, got {eager_steps}: the first step makes the state.")
+        if eager_steps < 2:
+            raise ValueError(
+                f"eager_steps must be at least 2, got {eager_steps}: the first makes the optimizer's state, "
+                "the next one loads the kernels of the update. Leave it at 3."
+            )
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self._loss_of, self._eager_steps = loss, eager_steps
         self._capture: Capture = CudaCapture() if capture is None else capture
@@ -98,8 +101,14 @@ class GraphedStep:
         else:
             if self._update is None:
                 self._record_backward()
+            assert self._update is not None
+            self._update.write_scalars()  # first: the copy is under way while the GPU is busy with the gradients
             self._replay_backward()
-            self._apply()
+            self.renewed += self._update.renew()
+            if self.steps_done == self._eager_steps:
+                self._replay_update = self._capture.record(self._update.run)
+            self._replay_update()
+            self._update.count()
         self.steps_done += 1
         assert self._loss is not None
         return self._loss.clone()
@@ -119,7 +128,15 @@ class GraphedStep:
     def _eager(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self._backward()
-        self.optimizer.step()
+        if self.steps_done == 0:
+            self.optimizer.step()
+            return
+        # a kernel's first launch loads its code, which must not happen while a graph is taken down
+        update = DeviceStep(self.optimizer)
+        update.write_scalars()
+        self.renewed += update.renew()
+        update.run()
+        update.count()
 
     def _backward(self) -> None:
         loss = self._loss_of(self.model, *self._batch)
@@ -131,12 +148,3 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)
         self._replay_backward = self._capture.record(self._backward)
         self._update = DeviceStep(self.optimizer)
-
-    def _apply(self) -> None:
-        assert self._update is not None
-        self.renewed += self._update.renew()
-        self._update.write_scalars()
-        if self.steps_done == self._eager_steps:
-            self._replay_update = self._capture.record(self._update.run)
-        self._replay_update()
-        self._update.count()

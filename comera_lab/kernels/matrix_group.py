@@ -60,7 +60,7 @@ class MatrixGroup:
         wanted: list[_Form] = [
             ((rows, cols), weight.stride(), weight.dtype),
             ((rows, cols), self.gradients[0].stride(), weight.dtype),
-            ((cols, rank), (rank, 1), self.bases[0].dtype),
+            ((cols, rank), self.bases[0].stride(), self.bases[0].dtype),
             *(moments, moments),
             *((blocks, blocks) if self.scales else ()),
         ]

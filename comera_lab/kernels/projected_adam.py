@@ -72,7 +72,8 @@ def _step_weights(weight_ptrs, mask, lifted, scalars_ptr, VALUE: tl.constexpr):
 
 @triton.jit
 def _projected(
-    gradient_ptr, basis_ptr, row, k, rows, cols, rank, stride_row, stride_col, VALUE: tl.constexpr,
+    gradient_ptr, basis_ptr, row, k, rows, cols, rank, stride_row, stride_col, basis_row, basis_col,
+    VALUE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_RANK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """G P for the rows `row` [BLOCK_ROWS] and the ranks `k` [BLOCK_RANK], in fp32."""
@@ -85,7 +86,7 @@ def _projected(
             other=0.0,
         )  # [BLOCK_ROWS, BLOCK_COLS]
         basis = tl.load(
-            basis_ptr + col[:, None] * rank + k[None, :],
+            basis_ptr + col[:, None] * basis_row + k[None, :] * basis_col,
             mask=(col < cols)[:, None] & (k < rank)[None, :],
             other=0.0,
         )  # [BLOCK_COLS, BLOCK_RANK]
@@ -95,8 +96,8 @@ def _projected(
 
 @triton.jit
 def _fused_kernel(
-    table_ptr, scalars_ptr, stack, rows, cols, rank, weight_row, weight_col, gradient_row, gradient_col,
-    VALUE: tl.constexpr, BASIS: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
+    table_ptr, scalars_ptr, stack, rows, cols, rank, basis_row, basis_col, weight_row, weight_col,
+    gradient_row, gradient_col, VALUE: tl.constexpr, BASIS: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(1)
@@ -105,7 +106,7 @@ def _fused_kernel(
     basis_ptr = _at(table_ptr, 2, stack, item, BASIS, ALIGN)
     low = _projected(
         _at(table_ptr, 1, stack, item, VALUE, ALIGN), basis_ptr, row, k, rows, cols, rank, gradient_row, gradient_col,
-        VALUE, BLOCK_ROWS, BLOCK_COLS, BLOCK_RANK, PRECISION,
+        basis_row, basis_col, VALUE, BLOCK_ROWS, BLOCK_COLS, BLOCK_RANK, PRECISION,
     )  # fmt: skip
     offsets = row[:, None] * rank + k[None, :]
     mask = (row < rows)[:, None] & (k < rank)[None, :]
@@ -114,7 +115,7 @@ def _fused_kernel(
     for first in range(0, cols, BLOCK_COLS):
         col = first + tl.arange(0, BLOCK_COLS)
         basis = tl.load(
-            basis_ptr + col[None, :] * rank + k[:, None],
+            basis_ptr + col[None, :] * basis_row + k[:, None] * basis_col,
             mask=(col < cols)[None, :] & (k < rank)[:, None],
             other=0.0,
         )  # [BLOCK_RANK, BLOCK_COLS]
@@ -127,7 +128,7 @@ def _fused_kernel(
 
 @triton.jit
 def _project_kernel(
-    table_ptr, scalars_ptr, out_ptr, stack, rows, cols, rank, gradient_row, gradient_col,
+    table_ptr, scalars_ptr, out_ptr, stack, rows, cols, rank, basis_row, basis_col, gradient_row, gradient_col,
     VALUE: tl.constexpr, BASIS: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, MOMENTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +140,7 @@ def _project_kernel(
     k = (tl.program_id(0) % tiles) * BLOCK_RANK + tl.arange(0, BLOCK_RANK)
     low = _projected(
         _at(table_ptr, 1, stack, item, VALUE, ALIGN), _at(table_ptr, 2, stack, item, BASIS, ALIGN),
-        row, k, rows, cols, rank, gradient_row, gradient_col,
+        row, k, rows, cols, rank, gradient_row, gradient_col, basis_row, basis_col,
         VALUE, BLOCK_ROWS, BLOCK_COLS, BLOCK_RANK, PRECISION,
     )  # fmt: skip
     out_ptr += item.to(tl.int64) * rows * rank
@@ -160,7 +161,7 @@ def _project_kernel(
 
 @triton.jit
 def _lift_kernel(
-    table_ptr, scalars_ptr, direction_ptr, stack, rows, cols, rank, weight_row, weight_col,
+    table_ptr, scalars_ptr, direction_ptr, stack, rows, cols, rank, basis_row, basis_col, weight_row, weight_col,
     VALUE: tl.constexpr, BASIS: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
@@ -179,7 +180,7 @@ def _lift_kernel(
             other=0.0,
         )  # [BLOCK_ROWS, BLOCK_RANK]
         basis = tl.load(
-            basis_ptr + col[None, :] * rank + k[:, None],
+            basis_ptr + col[None, :] * basis_row + k[:, None] * basis_col,
             mask=(col < cols)[None, :] & (k < rank)[:, None],
             other=0.0,
         )  # [BLOCK_RANK, BLOCK_COLS]
@@ -270,7 +271,8 @@ def projected_adam(group: MatrixGroup, scalars: Tensor, *, precision: str = "tf3
     if rank <= tile.rank and group.scales is None:
         padded = max(16, triton.next_power_of_2(rank))
         _fused_kernel[(triton.cdiv(rows, tile.rows), stack)](
-            group.table, scalars, stack, rows, cols, rank, *weight_strides, *gradient_strides, **common,
+            group.table, scalars, stack, rows, cols, rank,
+            *basis.stride(), *weight_strides, *gradient_strides, **common,
             BLOCK_ROWS=tile.rows, BLOCK_COLS=tile.cols, BLOCK_RANK=padded,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -279,8 +281,8 @@ def projected_adam(group: MatrixGroup, scalars: Tensor, *, precision: str = "tf3
     out = torch.empty(stack, rows, rank, dtype=torch.float32 if coded else weight.dtype, device=weight.device)
     tile = TILES["project"][size]
     _project_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(rank, tile.rank), stack)](
-        group.table, scalars, out, stack, rows, cols, rank, *gradient_strides, **common, MOMENTS=not coded,
-        BLOCK_ROWS=tile.rows, BLOCK_COLS=tile.cols, BLOCK_RANK=tile.rank,
+        group.table, scalars, out, stack, rows, cols, rank, *basis.stride(), *gradient_strides,
+        **common, MOMENTS=not coded, BLOCK_ROWS=tile.rows, BLOCK_COLS=tile.cols, BLOCK_RANK=tile.rank,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if group.maps is not None:
@@ -290,7 +292,7 @@ def projected_adam(group: MatrixGroup, scalars: Tensor, *, precision: str = "tf3
         )
     tile = TILES["lift"][size]
     _lift_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(cols, tile.cols), stack)](
-        group.table, scalars, out, stack, rows, cols, rank, *weight_strides, **common,
+        group.table, scalars, out, stack, rows, cols, rank, *basis.stride(), *weight_strides, **common,
         BLOCK_ROWS=tile.rows, BLOCK_COLS=tile.cols, BLOCK_RANK=tile.rank,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -299,9 +301,9 @@ def projected_adam(group: MatrixGroup, scalars: Tensor, *, precision: str = "tf3
 def compile_cases() -> Iterator[CompileCase]:
     """Every kernel at every shipped tile, for weights as they lie in memory and for transposed views."""
     shape = {"table_ptr": "*i64:16", "scalars_ptr": "*fp32:16", "stack": "i32", "cols": "i32:16"}
-    shape["rank"] = "i32:16"
+    shape |= {"rank": "i32:16", "basis_col": "i32:16"}  # a basis comes out of a factorisation column after column
     for size, value, name in ((2, tl.bfloat16, "bf16"), (4, tl.float32, "fp32")):
-        common = {"VALUE": value, "BASIS": value, "ALIGN": 16, "PRECISION": "tf32x3"}
+        common = {"basis_row": 1, "VALUE": value, "BASIS": value, "ALIGN": 16, "PRECISION": "tf32x3"}
         for layout, steady in (("rows", "col"), ("columns", "row")):
             moving = "row" if steady == "col" else "col"
             shape["rows"] = "i32" if steady == "col" else "i32:16"

@@ -131,8 +131,10 @@ class DeviceStep:
             for group, done in zip(groups, self._done, strict=True)
             for scale in (1.0, group.get("scale", 1.0))
         ]
-        self._scalars.copy_(torch.tensor(rows))
-        self._rates.copy_(torch.tensor([float(group["lr"]) for group in groups]))
+        rates = [float(group["lr"]) for group in groups]
+        pinned = self._device.type == "cuda"  # else the copy waits for all work before it
+        self._scalars.copy_(torch.tensor(rows, pin_memory=pinned), non_blocking=True)
+        self._rates.copy_(torch.tensor(rates, pin_memory=pinned), non_blocking=True)
 
     @torch.no_grad()
     def run(self) -> None:
