@@ -188,6 +188,7 @@ def test_cuda_graphs_without_cuda_say_so(monkeypatch):
         CudaCapture()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [32, 8])
 @in_interpreter
 def test_the_kernels_make_the_same_update(bits):

@@ -194,6 +194,7 @@ def mutated(module, folder, old, new):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @in_interpreter
 def test_broken_copies_are_noticed(name, tmp_path):

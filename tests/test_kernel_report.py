@@ -45,6 +45,7 @@ def test_every_shipped_kernel_is_well_compiled():
             assert row.matrix_kind == "wgmma"
 
 
+@pytest.mark.slow
 def test_a_table_and_rows_come_from_the_machine_code(tmp_path, capsys):
     rows = report.run_static(tmp_path / "static.jsonl", "projected_adam lift bf16 rows|quantize bf16")
     info, *read = read_rows(tmp_path / "static.jsonl")
