@@ -36,7 +36,9 @@ class COAPAdamW(ProjectedOptimizer):
     one warm iteration, as GaLore does.
     stagger: each parameter has its own place in the interval, so that no step renews all bases; False renews at
     steps 0, update_interval, .. of every parameter.
-    transfer_moments: carry M and V over to a new basis, else they are read in it as they are.
+    transfer_moments: carry M and V over to a new basis, else they are read in it as they are. On digits it helps a
+    full SVD, whose columns come in another order each time, and changes nothing for a warm basis, whose columns go on
+    where the old ones were: hence False (data/results/coap_ablation_cpu.jsonl).
     scale: factor on projected updates alone, which are sqrt(rank / cols) as long as AdamW's: with the root of the ratio
     (2 for 4) AdamW's own rate is a good start; with 1 take two to three times that rate.
     bits: 8 keeps moments as codes (quantized.py), from 4,096 values up.
