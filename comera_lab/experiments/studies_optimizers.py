@@ -84,9 +84,9 @@ def optimizer_study(
 
     Every arm gets the rate of `rates` with the lowest held-out loss on an inner split of the training side, in float32
     and with a seed used nowhere else: the test side chooses nothing. All dtypes take that rate. Weights, and with them
-    the bases, are of the dtype; projected moments are float32, those of torch's AdamW of the dtype. Both hidden layers are projected at a quarter of their smaller
-    side; biases and the classifier take the plain rule. One thread. `out_path` must not exist yet. About three
-    minutes on one core that has nothing else to do.
+    the bases, are of the dtype; projected moments are float32, those of torch's AdamW of the dtype. Both hidden layers
+    are projected at a quarter of their smaller side; biases and the classifier take the plain rule. One thread.
+    `out_path` must not exist yet. About three minutes on one core that has nothing else to do.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
