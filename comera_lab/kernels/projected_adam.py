@@ -299,12 +299,12 @@ def projected_adam(group: MatrixGroup, scalars: Tensor, *, precision: str = "tf3
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Every kernel at every shipped tile, for weights as they lie in memory and for transposed views."""
+    """Every kernel at every shipped tile, for weights as they lie in memory and, in bf16, for transposed views."""
     shape = {"table_ptr": "*i64:16", "scalars_ptr": "*fp32:16", "stack": "i32", "cols": "i32:16"}
     shape |= {"rank": "i32:16", "basis_col": "i32:16"}  # a basis comes out of a factorisation column after column
     for size, value, name in ((2, tl.bfloat16, "bf16"), (4, tl.float32, "fp32")):
         common = {"basis_row": 1, "VALUE": value, "BASIS": value, "ALIGN": 16, "PRECISION": "tf32x3"}
-        for layout, steady in (("rows", "col"), ("columns", "row")):
+        for layout, steady in (("rows", "col"), ("columns", "row"))[: 2 if size == 2 else 1]:
             moving = "row" if steady == "col" else "col"
             shape["rows"] = "i32" if steady == "col" else "i32:16"
             weight = ({f"weight_{moving}": "i32:16"}, {f"weight_{steady}": 1})
