@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 
@@ -17,10 +19,13 @@ from comera_lab.models.encoder import EncoderConfig
 SMALL = Case(rows=300, in_features=24, out_features=36, rank=4)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """The CPU suite with the same code and smaller layers."""
+@pytest.fixture(scope="module")
+def small():
+    """The CPU suite with the same code, smaller layers and shorter turns."""
+    monkeypatch = pytest.MonkeyPatch()
     for name, value in {
+        "SETTLE": 1,
+        "TIMED": 2,
         "HEADLINE": SMALL,
         "FEW_ROWS": [Case(rows=2, in_features=24, out_features=36, rank=4)],
         "TINY": SMALL,
@@ -39,21 +44,32 @@ def small(monkeypatch):
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+    monkeypatch.undo()
 
 
-def test_rows_are_recorded_printed_and_whole(small, tmp_path, capsys):
-    path = tmp_path / "bench.jsonl"
-    rows = run_suite("cpu", path)
+@pytest.fixture(scope="module")
+def run(small, tmp_path_factory):
+    """Rows, file and printed lines of one run."""
+    path, printed = tmp_path_factory.mktemp("bench") / "bench.jsonl", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        rows = run_suite("cpu", path)
+    return rows, path, printed.getvalue()
+
+
+@pytest.mark.slow
+def test_rows_are_recorded_printed_and_whole(run):
+    rows, path, printed = run
     info, *read = read_rows(path)
     assert info["config"]["suite"] == "cpu"
     assert info["config"]["allocator"]
     assert [row["op"] for row in read] == [row.op for row in rows]
-    assert len(capsys.readouterr().out.splitlines()) == len(rows) + 1
+    assert len(printed.splitlines()) == len(rows) + 1
     modes = {(row.op, row.provider, row.mode) for row in rows}
     assert {
         ("tt_linear", "tt", "correctness"),
         ("tt_linear", "dense", "forward+backward"),
         ("tt_linear", "tt over dense", "forward+backward"),
+        ("tt_linear", "tt over dense", "forward+backward, cold"),
         ("tt_linear", "tt", "kept for backward"),
         ("tt_order", "planned over better", "forward+backward"),
         ("tt_linear_width", "tt over dense", "forward"),
@@ -70,8 +86,9 @@ def test_rows_are_recorded_printed_and_whole(small, tmp_path, capsys):
             assert row.p20 <= row.value <= row.p80
 
 
-def test_correctness_comes_before_every_timing(small, tmp_path):
-    modes = [row.mode for row in run_suite("cpu", tmp_path / "bench.jsonl")]
+@pytest.mark.slow
+def test_correctness_comes_before_every_timing(run):
+    modes = [row.mode for row in run[0]]
     last = max(k for k, mode in enumerate(modes) if mode == "correctness")
     assert set(modes[: last + 1]) == {"correctness"}
 

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from strategies import tt_shapes
 from tolerances import RELATIVE, relative_error
 
-from comera_lab.contraction import apply_cores, apply_cores_together, half_chain_cuts, naive_apply_cores, plan
+from comera_lab.contraction import (
+    apply_cores,
+    apply_cores_together,
+    half_chain_cuts,
+    many_rows,
+    naive_apply_cores,
+    plan,
+)
 from comera_lab.contraction import linear as contraction
-from comera_lab.contraction import many_rows
 from comera_lab.cores import init_cores
 from comera_lab.shapes import ShapeError, TTShape
 

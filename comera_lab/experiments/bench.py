@@ -55,6 +55,8 @@ HEADLINE = Case(rows=4096, in_features=768, out_features=3072, rank=30)
 FEW_ROWS = [Case(rows=rows, in_features=768, out_features=3072, rank=30) for rows in (1, 8)]
 TINY = Case(rows=64, in_features=64, out_features=64, rank=8)
 WIDTHS = [Case(rows=256, in_features=width, out_features=width, rank=8) for width in (64, 128, 256, 512, 1024, 2048)]
+# Calls of one turn: the first fill caches and heap, the others count.
+SETTLE, TIMED = 10, 10
 # Dropout draws as many random numbers in both twins and would hide what is compared.
 ENCODER = replace(EncoderConfig.released(), dropout=0.0)
 
@@ -247,7 +249,11 @@ def _extra_memory(case: Case, device: torch.device) -> BenchRow:
 
 
 def _interleaved(
-    calls: dict[str, Callable[[], object]], repeats: int, device: torch.device, settle: int = 10, timed: int = 10
+    calls: dict[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    settle: int | None = None,
+    timed: int | None = None,
 ) -> dict[str, list[float]]:
     """Milliseconds of each call. In its turn a provider makes `settle` calls to fill caches and heap, then timed ones.
 
@@ -255,6 +261,7 @@ def _interleaved(
     one has had the machine: 25, 15, 14.6, .. 13.2 ms at the headline size.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
+    settle, timed = SETTLE if settle is None else settle, TIMED if timed is None else timed
     for _ in range(max(1, repeats // timed)):
         for name, call in calls.items():
             for number in range(settle + timed):

@@ -80,7 +80,8 @@ def correctness_rows(device: torch.device) -> Iterator[BenchRow]:
     worst = max(_step_error(shape, STEP.ratio, device) for shape in set(STEP.shapes))
     if not worst < ERROR_LIMIT:
         raise ArithmeticError(
-            f"a COAP step must stay within {ERROR_LIMIT:.0e} of float64, got {worst:.2e}. Nothing is timed until it does."
+            f"a COAP step must stay within {ERROR_LIMIT:.0e} of float64, got {worst:.2e}. "
+            "Nothing is timed until it does."
         )
     yield _row("optimizer_step", "coap", "correctness", worst, "relative error", STEP.sizes)
 

@@ -222,7 +222,8 @@ class OptimizerResultRow:
     """How one training of an optimizer study ended. `arm` is "comparison" or "ablation", `settings` the optimizer's.
 
     `train_loss_nats` is the mean over the last fifth of the steps, before each update; the other two are of the
-    held-out side, means of the last five evaluations, 20 steps apart. `state_mib` is what the optimizer keeps; the step time is a median.
+    held-out side, means of the last five evaluations, 20 steps apart. `state_mib` is what the optimizer keeps; the step
+    time is a median.
     """
 
     arm: str
