@@ -49,6 +49,7 @@ def test_a_wrong_step_is_refused_before_it_is_timed(small, monkeypatch):
         list(correctness_rows(CPU))
 
 
+@pytest.mark.slow
 def test_the_study_records_every_arm_with_the_rate_that_was_chosen_for_it(tmp_path):
     path = tmp_path / "study.jsonl"
     arms = (COMPARISON[0], COMPARISON[4], ABLATION[0])

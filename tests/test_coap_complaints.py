@@ -149,6 +149,7 @@ def test_A07_channels_last_equals_the_contiguous_run_and_keeps_its_strides():
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfer", [True, False])
 @pytest.mark.parametrize("bits", [32, 8])
 def test_B03_no_kick_when_the_subspace_changes(transfer, bits):
@@ -241,6 +242,7 @@ def test_E01_S04_half_precision_gradients_follow_the_float32_run(dtype, shape, r
     assert relative_error(half, full) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "moved"), [((10_000,), 1.0), ((100, 100), 0.1)])
 def test_E02_updates_below_half_a_step_of_bfloat16_need_stochastic_rounding(shape, moved):
     """1,000 steps of 1e-3 from 1.0; lifted from rank 1, an update of 1 is 0.1 in each of 100 columns."""
@@ -291,6 +293,7 @@ def test_E04_E05_zero_gradients_zero_rows_and_zero_columns_stay_finite(make):
             assert parameter.isfinite().all()
 
 
+@pytest.mark.slow
 def test_E08_S01_8_bit_state_and_convolutions_need_torch_alone():
     program = (
         "import sys\n"

@@ -231,6 +231,7 @@ def test_every_name_makes_an_optimizer_that_trains(name):
         make_optimizer(name, model.parameters(), 1e-2, rnak=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coap-8bit", "coap-adafactor", "galore", "flora"])
 def test_a_trained_run_resumes_bit_for_bit_by_its_config(name, tmp_path):
     x, y = torch.randn(60, 64), torch.randint(0, 5, (60,))
