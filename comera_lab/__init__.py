@@ -7,13 +7,18 @@ from comera_lab.contraction import ContractionPlan, apply_cores, lookup_rows, na
 from comera_lab.cores import from_tensorly, init_cores, round_cores, to_dense, to_tensorly, tt_svd
 from comera_lab.layers import TTEmbedding, TTEmbeddingBag, TTLinear, compact, tensorize, tt_layers
 from comera_lab.objectives import EarlyStage, LateStage, ModelSize, linear_ramp, meet_target, model_size, size_surrogate
+from comera_lab.optimizers import COAPAdafactor, COAPAdamW, Flora, GaLoreAdamW
 from comera_lab.shapes import ShapeError, TTMShape, TTShape, max_ranks, ranks_for_budget, split_features
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "COAPAdafactor",
+    "COAPAdamW",
     "ContractionPlan",
     "EarlyStage",
+    "Flora",
+    "GaLoreAdamW",
     "LateStage",
     "ModelSize",
     "ShapeError",

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 FIRST_LESSON = "00_start_here.ipynb"
 PROGRAM = "comera-lab"
+PROJECTED = ("coap", "galore", "flora")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,7 +85,12 @@ def _add_train(train: argparse.ArgumentParser) -> None:
     train.add_argument("--seconds", type=float, help="stop after this much training time")
     train.add_argument("--batch-size", type=int, default=64, help="default: 64")
     train.add_argument("--learning-rate", type=float, default=1e-3, help="default: 0.001")
-    train.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd (default: adamw)")
+    train.add_argument(
+        "--optimizer", default="adamw",
+        help="adamw, adafactor, sgd, momentum, adamw-8bit, coap, coap-8bit, coap-adafactor, galore, flora "
+        "(default: adamw)",
+    )  # fmt: skip
+    train.add_argument("--rank-ratio", type=float, default=4.0, help="of coap, galore and flora (default: 4)")
     train.add_argument("--seed", type=int, default=0, help="default: 0")
     train.add_argument("--device", help="cpu or cuda (default: the GPU if there is one)")
     train.add_argument("--threads", type=int, default=1, help="CPU threads; small models are fastest with 1")
@@ -146,7 +152,7 @@ def _train(options: argparse.Namespace) -> int:
     from comera_lab.experiments.datasets import digits
     from comera_lab.experiments.recorder import Recorder
     from comera_lab.experiments.train import CheckpointError, TrainConfig, TrainingError, TrainingInterrupted, fit
-    from comera_lab.memory import format_bytes, predict
+    from comera_lab.memory import StateSettings, format_bytes, predict
     from comera_lab.models.mlp import MLP
     from comera_lab.runtime import limit_threads, pick_device, tune_cpu_allocator
 
@@ -156,6 +162,7 @@ def _train(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
         optimizer=options.optimizer,
+        optimizer_settings={"rank_ratio": options.rank_ratio} if options.optimizer.startswith(PROJECTED) else {},
         seed=options.seed,
         seconds=options.seconds,
         checkpoint_every=0 if checkpoint is None else 50,
@@ -167,7 +174,8 @@ def _train(options: argparse.Namespace) -> int:
     features = (data.features, *options.hidden, data.classes)
     generator = torch.Generator().manual_seed(config.seed)
     model = MLP(features, options.model, options.rank, options.order, generator=generator).to(device)
-    pools = predict(model, (config.batch_size, data.features), config.optimizer)
+    settings = StateSettings(rank_ratio=options.rank_ratio)
+    pools = predict(model, (config.batch_size, data.features), config.optimizer, settings=settings)
     print(f"{data.name}: {len(data.train_y):,} to train, {len(data.test_y):,} to test; on {device}")
     print(f"{model.extra_repr()}; a step keeps {format_bytes(pools.total)} (predicted)")
 

@@ -91,6 +91,14 @@ def test_train_records_evaluates_and_says_what_was_measured(tmp_path: Path, caps
     assert all("(measured here)" in line for line in said.splitlines() if " s " in line and "accuracy" in line)
 
 
+@pytest.mark.parametrize("optimizer", ["coap", "coap-8bit", "coap-adafactor", "galore", "flora"])
+def test_train_takes_every_projected_optimizer_and_its_ratio(tmp_path: Path, optimizer: str) -> None:
+    out = tmp_path / "run.jsonl"
+    arguments = ["--model", "dense", "--steps", "2", "--optimizer", optimizer, "--rank-ratio", "2", "--out", str(out)]
+    assert cli.main([*FAST, *arguments]) == 0
+    assert read_rows(out)[0]["config"]["optimizer_settings"] == {"rank_ratio": 2.0}
+
+
 def test_train_resumes_as_if_it_had_not_stopped(tmp_path: Path, capsys: Capture) -> None:
     straight, broken = tmp_path / "straight.jsonl", tmp_path / "broken.jsonl"
     losses = []
