@@ -94,8 +94,8 @@ def test_train_records_evaluates_and_says_what_was_measured(tmp_path: Path, caps
 @pytest.mark.parametrize("optimizer", ["coap", "coap-8bit", "coap-adafactor", "galore", "flora"])
 def test_train_takes_every_projected_optimizer_and_its_ratio(tmp_path: Path, optimizer: str) -> None:
     out = tmp_path / "run.jsonl"
-    arguments = ["--model", "dense", "--steps", "2", "--optimizer", optimizer, "--rank-ratio", "2", "--out", str(out)]
-    assert cli.main([*FAST, *arguments]) == 0
+    arguments = ["--model", "dense", "--hidden", "160", "--steps", "2", "--optimizer", optimizer, "--rank-ratio", "2"]
+    assert cli.main([*FAST, *arguments, "--out", str(out)]) == 0
     assert read_rows(out)[0]["config"]["optimizer_settings"] == {"rank_ratio": 2.0}
 
 
