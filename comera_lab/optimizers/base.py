@@ -70,14 +70,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its own settings win over the defaults. The caller's dict stays as it is."""
-        group = dict(param_group)
-        checks.check_settings({**self.defaults, **group}, self.defaults)
-        if not isinstance(group["params"], Tensor | set):
-            group["params"] = list(group["params"])
-            for number, item in enumerate(group["params"]):
-                named = isinstance(item, tuple)
-                checks.check_parameter(item[1] if named else item, repr(item[0]) if named else f"parameter {number}")
-        super().add_param_group(group)
+        super().add_param_group(checks.checked_group(param_group, self.defaults))
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -94,6 +94,18 @@ def check_settings(settings: Mapping[str, Any], known: Mapping[str, Any]) -> Non
             raise ValueError(f"{name} must be {rule}, got {settings[name]!r}. {remedy}")
 
 
+def checked_group(param_group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter group, its parameters in a list, after settings and parameters have been checked."""
+    group = dict(param_group)
+    check_settings({**defaults, **group}, defaults)
+    if not isinstance(group["params"], Tensor | set):
+        group["params"] = list(group["params"])
+        for number, item in enumerate(group["params"]):
+            named = isinstance(item, tuple)
+            check_parameter(item[1] if named else item, repr(item[0]) if named else f"parameter {number}")
+    return group
+
+
 def check_parameter(parameter: object, name: str) -> None:
     """Refuse what cannot be projected or stepped: integers, complex numbers, sparse tensors."""
     if not isinstance(parameter, Tensor):
