@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from comera_lab import __main__ as cli
+from comera_lab.commands import lab
 from comera_lab.experiments import bench
 from comera_lab.experiments.recorder import read_rows, split_runs
 from comera_lab.experiments.train import TrainConfig
@@ -37,10 +38,10 @@ def _process_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a first lesson, the working directory above it, no checkout around the package."""
-    notebook = tmp_path / "notebooks" / cli.FIRST_LESSON
+    notebook = tmp_path / "notebooks" / lab.FIRST_LESSON
     notebook.parent.mkdir()
     notebook.write_text(json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "elsewhere" / "comera_lab" / "__main__.py"))
+    monkeypatch.setattr(lab, "__file__", str(tmp_path / "elsewhere" / "comera_lab" / "commands" / "lab.py"))
     monkeypatch.chdir(tmp_path)
     return notebook
 
@@ -235,7 +236,7 @@ def test_lab_starts_jupyterlab_on_loopback_at_the_first_lesson(lesson: Path, mon
         sys.executable,
         "-m",
         "jupyterlab",
-        f"--LabApp.default_url=/lab/tree/notebooks/{cli.FIRST_LESSON}",
+        f"--LabApp.default_url=/lab/tree/notebooks/{lab.FIRST_LESSON}",
         f"--ServerApp.root_dir={lesson.parent.parent}",
         "--ServerApp.ip=127.0.0.1",
         "--no-browser",
@@ -248,13 +249,13 @@ def test_lab_starts_jupyterlab_on_loopback_at_the_first_lesson(lesson: Path, mon
 def test_lab_prefers_the_lessons_beside_the_package(lesson: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = lesson.parents[1] / "elsewhere" / "notebooks"
     beside.mkdir(parents=True)
-    assert cli.lessons_folder() == lesson.parent
-    (beside / cli.FIRST_LESSON).write_text("{}", encoding="utf-8")
-    assert cli.lessons_folder() == beside
+    assert lab.lessons_folder() == lesson.parent
+    (beside / lab.FIRST_LESSON).write_text("{}", encoding="utf-8")
+    assert lab.lessons_folder() == beside
     monkeypatch.chdir(lesson.parent)
-    (beside / cli.FIRST_LESSON).unlink()
-    assert cli.lessons_folder() == lesson.parent
-    plain = cli.lab_command(lesson.parent, browser=True, port=None, allow_root=False)
+    (beside / lab.FIRST_LESSON).unlink()
+    assert lab.lessons_folder() == lesson.parent
+    plain = lab.lab_command(lesson.parent, browser=True, port=None, allow_root=False)
     assert not {"--no-browser", "--allow-root"}.intersection(plain)
 
 
@@ -281,7 +282,11 @@ def test_real_lab_answers_with_its_token_only(lesson: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = f"import sys; from comera_lab import __main__ as cli; cli.__file__ = {cli.__file__!r}; sys.exit(cli.main())"
+    code = f"""import sys
+from comera_lab import __main__ as cli
+from comera_lab.commands import lab
+lab.__file__ = {lab.__file__!r}
+sys.exit(cli.main())"""
     hidden = {"JUPYTER_TOKEN", "JPY_PARENT_PID"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {name: str(lesson.parent) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "HOME")}
@@ -289,7 +294,7 @@ def test_real_lab_answers_with_its_token_only(lesson: Path) -> None:
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:
             address = _announced_address(server)
-            assert address.startswith(f"http://127.0.0.1:{port}/lab/tree/notebooks/{cli.FIRST_LESSON}?token=")
+            assert address.startswith(f"http://127.0.0.1:{port}/lab/tree/notebooks/{lab.FIRST_LESSON}?token=")
             assert _status(address) == 200
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 _status(f"http://127.0.0.1:{port}/api/contents")

@@ -19,7 +19,7 @@ PACKAGE = Path(comera_lab.__file__).parent
 # A room imports from rooms on its left. `runtime` knows nothing of the kit, so everybody may ask it.
 ROOMS = (
     "runtime", "shapes", "cores", "kernels", "contraction", "layers", "objectives", "optimizers", "adapters",
-    "memory", "models", "experiments", "panels", "teaching", "__main__",
+    "memory", "models", "experiments", "panels", "teaching", "commands", "__main__",
 )  # fmt: skip
 # What a module may import at its top besides the standard library and the kit itself
 CORE = {"torch", "numpy"}
