@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def chain(cores: Sequence[Tensor]) -> Tensor:
     """
     sizes = [core.shape[0] for core in cores] + [cores[-1].shape[2]]
     modes = [core.shape[1] for core in cores]
-    return _multiply(cores, chain_tree(tuple(modes), tuple(sizes))[1])
+    cheapest = chain_tree if torch.compiler.is_compiling() else _remembered_tree  # dynamo warns of caches
+    return _multiply(cores, cheapest(tuple(modes), tuple(sizes))[1])
 
 
 Tree = int | tuple["Tree", "Tree"]
@@ -65,6 +67,9 @@ def chain_tree(modes: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[int, Tre
                 options.append((left + right + 2 * outer * ranks[cut], (left_tree, right_tree)))
             best[start, stop] = min(options, key=lambda option: option[0])
     return best[0, count]
+
+
+_remembered_tree = lru_cache(maxsize=4096)(chain_tree)
 
 
 def _multiply(cores: Sequence[Tensor], tree: Tree) -> Tensor:

@@ -78,9 +78,10 @@ def test_products_of_odd_sizes_equal_naive(bias, rank):
 
 
 @pytest.mark.parametrize("rows", [1024, 1031])
+@pytest.mark.parametrize("rank", [4, 15])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_of_many_rows_equal_naive_and_their_mutants_do_not(rows, bias, monkeypatch):
-    shape = TTShape.for_features(24, 36, 4)
+def test_products_of_many_rows_equal_naive_and_their_mutants_do_not(rows, rank, bias, monkeypatch):
+    shape = TTShape.for_features(24, 36, rank)
     assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
     for name in ("_over_rows", "_by_rows"):
         with monkeypatch.context() as patch:
@@ -88,6 +89,11 @@ def test_products_of_many_rows_equal_naive_and_their_mutants_do_not(rows, bias, 
             patch.setattr(many_rows, name, lambda left, other, right=right: right(left, other) * 1.01)
             with pytest.raises(AssertionError):
                 assert_equal_to_naive(shape, rows, bias=bias, cuts=half_chain_cuts(shape))
+
+
+def test_ranks_are_padded_only_where_few_zeros_are_added():
+    widths = (1, 7, 9, 15, 16, 30, 31, 33, 61)
+    assert [many_rows._padded(width) for width in widths] == [1, 7, 9, 16, 16, 32, 32, 33, 64]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

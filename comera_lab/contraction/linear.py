@@ -265,8 +265,11 @@ def _in_order(x: Tensor, cores: Sequence[Tensor], shape: TTShape, cuts: tuple[in
 
 def _halves(cores: Sequence[Tensor], shape: TTShape) -> tuple[Tensor, Tensor]:
     """A (in, r_d) and B (r_d, out), padding cut off."""
-    left = chain(cores[: shape.split]).reshape(-1, shape.middle_rank)[: shape.in_features]
-    return left, chain(cores[shape.split :]).reshape(shape.middle_rank, -1)[:, : shape.out_features]
+    left = chain(cores[: shape.split]).reshape(-1, shape.middle_rank)
+    right = chain(cores[shape.split :]).reshape(shape.middle_rank, -1)
+    # A slice that cuts nothing still costs a node of autograd, and one more pass in its backward.
+    left = left if len(left) == shape.in_features else left[: shape.in_features]
+    return left, right if right.shape[1] == shape.out_features else right[:, : shape.out_features]
 
 
 def _half_chains(x: Tensor, maps: Sequence[Map]) -> list[Tensor]:
