@@ -15,14 +15,13 @@ digits(28) (784-512-512-10, rank 16, 300 + 300 steps, seed 0, target 0.5) the la
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from comera_lab.experiments.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from comera_lab.experiments.datasets import Dataset
@@ -65,11 +64,21 @@ class RankTrainer:
 
     Step until `done`, then `finish()`. `history` starts with the ranks before training and gets a RankRow every
     `config.rank_rows_every` steps and at every cut. `limit` is the number of core elements that the target
-    allows. Raises ValueError, changing nothing, for a model without tensor-train layers, for gates of another
-    kind, and for a target that leaves no room for cores.
+    allows. `make_optimizer` gets the model with its gates and is AdamW unless given. Raises ValueError, changing
+    nothing, for a model without tensor-train layers, for gates of another kind, and for a target that leaves no
+    room for cores.
     """
 
-    def __init__(self, model: nn.Module, data: Dataset, config: RankConfig, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset,
+        config: RankConfig,
+        recorder: Recorder | None = None,
+        *,
+        make_optimizer: Callable[[nn.Module, RankConfig], torch.optim.Optimizer] | None = None,
+        trainer_type: type[Trainer] = Trainer,
+    ) -> None:
         layers = tt_layers(model)
         self.model, self.config, self.recorder = model, config, recorder
         self.limit = core_limit(model, config)
@@ -90,8 +99,9 @@ class RankTrainer:
         self._late_start: int | None = None
         # Size is priced only while the model is above this many core elements: the target, or the line to it.
         self._allowed = self.limit
-        self.trainer = Trainer(
-            model, data, config.training(), recorder, optimizer=_optimizer(model, config), objective=self._objective
+        optimizer = (_optimizer if make_optimizer is None else make_optimizer)(model, config)
+        self.trainer = trainer_type(
+            model, data, config.training(), recorder, optimizer=optimizer, objective=self._objective
         )
         self.finished: FinishReport | None = None
         self.history: list[RankRow] = [self._rank_row()]
@@ -282,8 +292,7 @@ class RankTrainer:
         draw = torch.Generator().manual_seed(self.config.seed)
         chosen = torch.randperm(len(data.train_y), generator=draw)[: size * _SCORING_BATCHES]
         for first in range(0, len(chosen), size):
-            batch = chosen[first : first + size].to(data.train_y.device)
-            yield functional.cross_entropy(self.model(data.train_x[batch]), data.train_y[batch])
+            yield self.trainer.loss_of(chosen[first : first + size].to(data.train_y.device))
 
     @torch.no_grad()
     def _hold_floors(self) -> None:

@@ -110,11 +110,9 @@ class Trainer:
         self.model.train()
         started = self._now()
         batch = self._next_batch()
-        x, y = self.data.train_x[batch], self.data.train_y[batch]
         self.optimizer.zero_grad(set_to_none=True)
         with self._randomness:
-            logits = self.model(x)
-            loss = self._loss(logits, y)
+            loss = self.loss_of(batch)
             loss_nats = float(loss.detach())
             if math.isfinite(loss_nats):
                 torch.autograd.backward(loss if self.objective is None else self.objective(loss, self.model))
@@ -149,7 +147,7 @@ class Trainer:
                 rows = slice(first, first + _EVALUATION_ROWS)
                 x, y = self.data.test_x[rows], self.data.test_y[rows]
                 logits = self.model(x)
-                loss_sum += float(self._loss(logits, y)) * len(y)
+                loss_sum += float(self._cross_entropy(logits, y)) * len(y)
                 right += int((logits.argmax(dim=-1) == y).sum())
         finally:
             self.model.train(was_training)
@@ -216,7 +214,11 @@ class Trainer:
             self._position = 0
         return self._order[self._position : self._position + self.config.batch_size].to(self.device)
 
-    def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
+    def loss_of(self, rows: Tensor) -> Tensor:
+        """Mean loss, differentiable, of these rows (numbers) of the training side."""
+        return self._cross_entropy(self.model(self.data.train_x[rows]), self.data.train_y[rows])
+
+    def _cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         if logits.shape != (len(y), self.data.classes):
             raise ShapeError(
                 f"the model must give (rows, classes) = {(len(y), self.data.classes)}, got "
