@@ -111,6 +111,8 @@ class Panel:
         """Tie a control to a trait of the state, both ways."""
         control.on_change(self._guarded(lambda value: setattr(self.state, trait, value)))
         self._watch(trait, lambda change: control.offer(change["new"]))
+        if trait in self.state.locked:
+            control.lock("set by your teacher")
 
     def _watch(self, trait: str, action: Callable[[Any], None]) -> None:
         observer = self._guarded(action)

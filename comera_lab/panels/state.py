@@ -87,6 +87,7 @@ class LabState(traitlets.HasTraits):
     `projection_method`, `projection_rank` and `gradient_precision` describe a basis of gradients, `rank_ratio` the rank
     of projected optimizers (full rank over rank); `update_interval` (steps) and `refresh_factor` are those of both.
     `optimizer_steps` is the length of a race of optimizers.
+    `locked` names the choices whose controls a teacher took away; panels made afterwards show them so.
     `runs` maps a panel's name to the summary of its last run, a plain dict of numbers; `rank_runs` holds one dict
     per finished rank training of this notebook, settings and results, oldest first.
     """
@@ -119,6 +120,7 @@ class LabState(traitlets.HasTraits):
     optimizer_steps = Whole(200, 20, 2000)
     diffusion_optimizer = Choice("coap", DIFFUSION_OPTIMIZERS)
     diffusion_steps = Whole(400, 20, 2000)
+    locked = traitlets.Tuple()
     runs = traitlets.Dict()
     rank_runs = traitlets.Tuple()
 

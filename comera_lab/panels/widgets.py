@@ -65,6 +65,7 @@ class Control:
         self._value = value
         self._listeners: list[Callable[[Any], None]] = []
         self._busy = False
+        self._locked = False
         self.label = widgets.Label(label)
         self.label.add_class("comera-label")
         self.message = text_widget(css_class=f"{css_class}-message")
@@ -104,7 +105,13 @@ class Control:
     @enabled.setter
     def enabled(self, on: bool) -> None:
         for editor in self._editors():
-            editor.disabled = not on
+            editor.disabled = self._locked or not on
+
+    def lock(self, reason: str) -> None:
+        """Take the editors away for good, and say why beside them; code may still set `value`."""
+        self._locked = True
+        self.enabled = False
+        say(self.note, html.escape(reason))
 
     def on_change(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)

@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 # import name -> name on the package index, where the two differ
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython", "pyarrow.parquet": "pyarrow"}
-# Tools that only the test or the data extra brings; everything else comes with `lab`.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython", "pyarrow.parquet": "pyarrow", "yaml": "PyYAML",
+                 "otter": "otter-grader"}  # fmt: skip
+# Tools that only another extra brings; everything else comes with `lab`.
 TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
 DATA_ONLY = frozenset({"datasets", "pyarrow"})
+COURSE_ONLY = frozenset({"PyYAML", "nbgrader", "otter-grader"})
 REPORTED = (
     "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
     "nbformat", "tensorly", "scikit-learn", "safetensors", "triton",
@@ -26,7 +28,8 @@ def require(package: str, purpose: str) -> ModuleType:
     """The imported optional package, or an ImportError of one line that names it and the install command."""
     if util.find_spec(package.partition(".")[0]) is None:
         name = DISTRIBUTIONS.get(package, package)
-        extra = "data" if name in DATA_ONLY else "test" if package in TEST_ONLY else "lab"
+        extras = {"data": DATA_ONLY, "course": COURSE_ONLY, "test": TEST_ONLY}
+        extra = next((extra for extra, names in extras.items() if name in names), "lab")
         raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
     return importlib.import_module(package)
 

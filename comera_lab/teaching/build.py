@@ -175,43 +175,57 @@ def _cell(source: Path, start: int, header: re.Match[str], body: list[str]) -> C
     return Cell(start_of_text, markdown, tags, tuple(lines))
 
 
-def _two_versions(source: Path, cell: Cell) -> tuple[list[str], list[str]]:
-    """(lines with the answer, lines with three dots); the marks themselves are in neither."""
+@dataclass(frozen=True)
+class Piece:
+    """Some lines of a code cell: what the solution edition reads, and what the student edition reads."""
+
+    filled: tuple[str, ...]
+    stubbed: tuple[str, ...]
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether this is a marked solution."""
+        return self.filled != self.stubbed
+
+
+def pieces(source: Path, cell: Cell) -> list[Piece]:
+    """A cell in pieces, marked solutions apart; the marks themselves are in none. SourceError on a malformed one."""
     if cell.markdown:
-        return list(cell.lines), list(cell.lines)
-    filled: list[str] = []
-    stubbed: list[str] = []
+        return [Piece(cell.lines, cell.lines)]
+    found: list[Piece] = []
     region: list[str] | None = None
-    opened = marks = 0
+    opened = 0
     for number, line in enumerate(cell.lines, start=cell.line):
         text = line.strip()
         if text == "# solution":
             if region is not None:
                 raise _error(source, number, f"a second # solution before the # end of line {opened}")
-            region, opened, marks = [], number, marks + 1
+            region, opened = [], number
         elif text == "# end":
             if region is None:
                 raise _error(source, number, "# end without a # solution before it")
-            filled += region
-            stubbed += _stub(source, opened, region)
+            found.append(Piece(tuple(region), tuple(_stub(source, opened, region))))
             region = None
         elif region is not None:
             region.append(line)
         elif match := _TRAILING.match(line):
-            marks += 1
-            filled.append(line.removesuffix("  # solution"))
-            stubbed.append(f"{match['indent']}{match['name']} = ...")
+            found.append(Piece((line.removesuffix("  # solution"),), (f"{match['indent']}{match['name']} = ...",)))
         elif _LOOKS_LIKE_A_MARK.search(line):
             raise _error(
                 source, number, f'cannot read the mark in {text!r}. Use "# solution", "# end" or "x = 1  # solution"'
             )
         else:
-            filled.append(line)
-            stubbed.append(line)
+            found.append(Piece((line,), (line,)))
     if region is not None:
         raise _error(source, opened, "# solution without an # end in the same cell")
-    _require_marks_and_check(source, cell, marks)
-    return filled, stubbed
+    _require_marks_and_check(source, cell, sum(piece.is_answer for piece in found))
+    return found
+
+
+def _two_versions(source: Path, cell: Cell) -> tuple[list[str], list[str]]:
+    """(lines with the answer, lines with three dots)."""
+    parts = pieces(source, cell)
+    return [line for part in parts for line in part.filled], [line for part in parts for line in part.stubbed]
 
 
 def _require_marks_and_check(source: Path, cell: Cell, marks: int) -> None:

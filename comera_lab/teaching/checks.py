@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from comera_lab.teaching.compare import Difference, difference, kind_of
+from comera_lab.teaching.compare import RELATIVE_TOLERANCE, Difference, difference, kind_of
 from comera_lab.teaching.exercise import Exercise, WrongAnswer
 from comera_lab.teaching.exercises import EXERCISES
 from comera_lab.teaching.guard import TimeLimit, run_limited
@@ -90,34 +90,47 @@ def check(exercise_id: str, answer: Any = ..., *, seconds: float = SECONDS) -> V
     if exercise is None:
         known = ", ".join(EXERCISES)
         return Verdict(str(exercise_id)[:20], "", False, "unknown", f"There is no such exercise. There are: {known}.")
-    try:
-        verdict = run_limited(lambda: _judge(exercise, answer), seconds)
-    except TimeLimit:
-        verdict = _not_yet(exercise, "time", f"No answer after {seconds:g} seconds. Is there a loop that never ends?")
-    except BaseException as error:  # the learner's code may raise anything, SystemExit included
-        verdict = _not_yet(exercise, "error", f"The check stopped at {_name(error)}.")
+    verdict = judge(exercise, answer, seconds)
     _VERDICTS[exercise.id] = verdict
     return verdict
 
 
-def _judge(exercise: Exercise, answer: Any) -> Verdict:
+@dataclass(frozen=True)
+class Terms:
+    """On which inputs an answer is judged, and how exactly; the default is what learners are told."""
+
+    seed: int = 0
+    tolerance: float = RELATIVE_TOLERANCE
+
+
+def judge(exercise: Exercise, answer: Any, seconds: float = SECONDS, terms: Terms = Terms()) -> Verdict:
+    """The verdict on `answer` on these terms, kept nowhere. Never raises."""
+    try:
+        return run_limited(lambda: _judge(exercise, answer, terms), seconds)
+    except TimeLimit:
+        return _not_yet(exercise, "time", f"No answer after {seconds:g} seconds. Is there a loop that never ends?")
+    except BaseException as error:  # the learner's code may raise anything, SystemExit included
+        return _not_yet(exercise, "error", f"The check stopped at {_name(error)}.")
+
+
+def _judge(exercise: Exercise, answer: Any, terms: Terms) -> Verdict:
     if answer is None or answer is Ellipsis or _is_stub(answer):
         return _not_yet(exercise, "stub", f"Still empty: replace the three dots. Wanted: {exercise.wants}.")
     if exercise.cases is None:
-        return _judge_value(exercise, answer)
+        return _judge_value(exercise, answer, terms)
     if not callable(answer):
         return _not_yet(
             exercise,
             "type",
             f"Got {kind_of(answer)}. Hand in the function itself, its name without brackets. Wanted: {exercise.wants}.",
         )
-    return _judge_function(exercise, answer)
+    return _judge_function(exercise, answer, terms)
 
 
-def _judge_value(exercise: Exercise, answer: Any) -> Verdict:
+def _judge_value(exercise: Exercise, answer: Any, terms: Terms) -> Verdict:
     if callable(answer):
         return _not_yet(exercise, "type", f"Got a function, wanted {exercise.wants}. Call it, with brackets.")
-    gap = difference(answer, exercise.reference)
+    gap = difference(answer, exercise.reference, terms.tolerance)
     if gap is None:
         return _right(exercise)
     for mistake in exercise.mistakes:
@@ -126,11 +139,11 @@ def _judge_value(exercise: Exercise, answer: Any) -> Verdict:
     return _not_yet(exercise, gap.stage, gap.message)
 
 
-def _judge_function(exercise: Exercise, answer: Callable[..., Any]) -> Verdict:
+def _judge_function(exercise: Exercise, answer: Callable[..., Any], terms: Terms) -> Verdict:
     """Compare `answer` with the reference, then with every known mistake, on the same inputs."""
     gap: Difference | None = None
     outputs: list[Any] = []
-    for mine, right in zip(_cases(exercise), _cases(exercise), strict=True):
+    for mine, right in zip(_cases(exercise, terms.seed), _cases(exercise, terms.seed), strict=True):
         where = f" (Called with {_describe(right)}.)"
         try:
             output = _seeded(exercise, answer, mine)
@@ -139,33 +152,33 @@ def _judge_function(exercise: Exercise, answer: Callable[..., Any]) -> Verdict:
             gap = gap or Difference("error", f"It raised {_name(error)}.{where}")
             continue
         outputs.append(output)
-        gap = gap or _gap(exercise, output, right, where)
+        gap = gap or _gap(exercise, output, right, where, terms.tolerance)
     if gap is None:
-        expense = exercise.cost(answer, _cases(exercise)[0]) if exercise.cost else None
+        expense = exercise.cost(answer, _cases(exercise, terms.seed)[0]) if exercise.cost else None
         if expense:
             return _not_yet(exercise, "cost", expense)
         return _right(exercise)
     for mistake in exercise.mistakes:
-        if _behaves_like(exercise, mistake.answer, outputs):
+        if _behaves_like(exercise, mistake.answer, outputs, terms.seed):
             return _not_yet(exercise, gap.stage, mistake.message, mistake.name)
     return _not_yet(exercise, gap.stage, gap.message)
 
 
-def _gap(exercise: Exercise, output: Any, args: tuple[Any, ...], where: str) -> Difference | None:
+def _gap(exercise: Exercise, output: Any, args: tuple[Any, ...], where: str, tolerance: float) -> Difference | None:
     if output is None or output is Ellipsis:
         return Difference("stub", "It returns nothing yet: fill in the three dots and end with `return`.")
     try:
         seen = exercise.view(output, args)
     except WrongAnswer as wrong:
         return Difference(wrong.stage, wrong.message + where)
-    found = difference(seen, exercise.view(exercise.call(exercise.reference, args), args))
+    found = difference(seen, exercise.view(exercise.call(exercise.reference, args), args), tolerance)
     return found and Difference(found.stage, found.message + where)
 
 
-def _behaves_like(exercise: Exercise, mistake: Callable[..., Any], outputs: list[Any]) -> bool:
+def _behaves_like(exercise: Exercise, mistake: Callable[..., Any], outputs: list[Any], seed: int) -> bool:
     """True if the known mistake gives the same outputs, failing where they failed, and not only failures."""
     alike = 0
-    for args, output in zip(_cases(exercise), outputs, strict=True):
+    for args, output in zip(_cases(exercise, seed), outputs, strict=True):
         try:
             want = exercise.view(exercise.call(mistake, args), args)
         except Exception:
@@ -188,10 +201,10 @@ def _view_fails(exercise: Exercise, output: Any, args: tuple[Any, ...]) -> bool:
     return False
 
 
-def _cases(exercise: Exercise) -> list[tuple[Any, ...]]:
+def _cases(exercise: Exercise, seed: int = 0) -> list[tuple[Any, ...]]:
     """Fresh inputs, the same at every call: an answer that changes its arguments changes only its own."""
     assert exercise.cases is not None
-    generator = torch.Generator().manual_seed(zlib.crc32(exercise.id.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(exercise.id.encode()) + seed)
     return exercise.cases(generator)
 
 

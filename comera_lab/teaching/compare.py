@@ -29,15 +29,15 @@ def is_number(value: Any) -> bool:
     )
 
 
-def difference(got: Any, want: Any) -> Difference | None:
+def difference(got: Any, want: Any, tolerance: float = RELATIVE_TOLERANCE) -> Difference | None:
     """None when `got` is as good as `want`, else the first thing that differs: type, shape, then value."""
     if isinstance(want, str):
         return _text_difference(got, want)
     if is_number(want):
-        return _number_difference(got, float(want))
+        return _number_difference(got, float(want), tolerance)
     if isinstance(want, torch.Tensor):
-        return _tensor_difference(got, want)
-    return _sequence_difference(got, want)
+        return _tensor_difference(got, want, tolerance)
+    return _sequence_difference(got, want, tolerance)
 
 
 def _text_difference(got: Any, want: str) -> Difference | None:
@@ -48,11 +48,11 @@ def _text_difference(got: Any, want: str) -> Difference | None:
     return None
 
 
-def _number_difference(got: Any, want: float) -> Difference | None:
+def _number_difference(got: Any, want: float, tolerance: float) -> Difference | None:
     if not is_number(got):
         return Difference("type", f"Expected one number, got {kind_of(got)}.")
     number = float(got)
-    if math.isclose(number, want, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9):
+    if math.isclose(number, want, rel_tol=tolerance, abs_tol=1e-9):
         return None
     return Difference("value", number_clue(number, want))
 
@@ -86,7 +86,7 @@ def number_clue(got: float, want: float) -> str:
     return f"{_short_number(got)} is too {'large' if got > want else 'small'}."
 
 
-def _tensor_difference(got: Any, want: torch.Tensor) -> Difference | None:
+def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> Difference | None:
     if isinstance(got, np.ndarray):
         got = torch.from_numpy(np.ascontiguousarray(got)) if got.dtype.kind in "iuf" else got
     if not isinstance(got, torch.Tensor):
@@ -99,7 +99,7 @@ def _tensor_difference(got: Any, want: torch.Tensor) -> Difference | None:
     if not bool(torch.isfinite(got).all()):
         return Difference("value", "The shape is right, but some entries are not finite numbers.")
     scale = float(want.norm()) or 1.0
-    if float((got - want).norm()) <= RELATIVE_TOLERANCE * scale:
+    if float((got - want).norm()) <= tolerance * scale:
         return None
     if want.ndim == 2 and want.shape[0] == want.shape[1] and torch.allclose(got.T, want, rtol=1e-3, atol=1e-6):
         return Difference("value", "The shape is right, but the matrix is transposed: rows and columns changed places.")
@@ -120,7 +120,7 @@ def _shape_clue(got: tuple[int, ...], want: tuple[int, ...]) -> str:
     return text
 
 
-def _sequence_difference(got: Any, want: Any) -> Difference | None:
+def _sequence_difference(got: Any, want: Any, tolerance: float) -> Difference | None:
     if isinstance(got, np.ndarray | torch.Tensor | torch.Size):
         got = list(got)
     if not isinstance(got, list | tuple):
@@ -128,7 +128,7 @@ def _sequence_difference(got: Any, want: Any) -> Difference | None:
     if len(got) != len(want):
         return Difference("shape", f"Expected {len(want)} values, got {len(got)}.")
     for place, (mine, right) in enumerate(zip(got, want, strict=True), start=1):
-        if gap := difference(mine, right):
+        if gap := difference(mine, right, tolerance):
             return Difference(gap.stage, f"Value {place} of {len(want)}: {gap.message}")
     return None
 
