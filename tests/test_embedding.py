@@ -66,6 +66,34 @@ def test_both_ways_to_build_a_half_agree_and_their_mutants_do_not(whole, monkeyp
         assert_equal_to_naive(ids, shape)
 
 
+@pytest.mark.parametrize(("count", "pairs"), [(119, 0), (119, 10**9), (300, 0)], ids=["few", "pairs", "whole table"])
+def test_one_product_for_all_pairs_agrees_and_its_mutants_do_not(count, pairs, monkeypatch):
+    shape = TTMShape((5, 6, 4), (2, 3, 2), clip_ranks(3, (10, 18, 8)), rows=117, columns=11)
+    monkeypatch.setattr(lookup, "ALL_PAIRS", pairs)
+    ids = torch.randint(0, 117, (count,), generator=torch.Generator().manual_seed(0))
+    assert_equal_to_naive(ids, shape)
+    name = "pair_rows" if pairs == 0 and count < 120 else "_all_pairs"
+    for name in (name, "_take"):
+        with monkeypatch.context() as patch:
+            right = getattr(lookup, name)
+            patch.setattr(lookup, name, lambda *given, right=right: right(*given) * 1.01)
+            with pytest.raises(AssertionError):
+                assert_equal_to_naive(ids, shape)
+
+
+def test_gradients_may_come_as_slices_of_a_stack():
+    shape = TTMShape((5, 6), (2, 3), clip_ranks(3, (10, 18)))
+    cores = [core.requires_grad_() for core in init_cores(shape, 1.0, dtype=torch.float64)]
+    ids = torch.tensor([3, 29, 3, 0] * 20)
+    weights = torch.randn(80, 5, 6, dtype=torch.float64)
+    ours, theirs = (
+        torch.autograd.grad(function(ids, cores, shape), cores, weights[:, 2])
+        for function in (lookup_rows, naive_lookup_rows)
+    )
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert relative_error(mine, exact) < EXACT
+
+
 @pytest.mark.parametrize("ids", [[3, 3, 3, 0], [[1, 1], [1, 3]], [5] * 10_000])
 def test_F06_repeated_ids_add_their_gradients(ids):
     shape = TTMShape((3, 4), (2, 2), (1, 4, 1), rows=11)
@@ -262,7 +290,8 @@ def test_gathered_halves_are_not_kept_for_the_backward_pass(monkeypatch):
 
 def test_blocks_of_any_size_give_the_same(monkeypatch):
     shape = TTMShape((5, 6, 4), (2, 3, 2), clip_ranks(3, (10, 18, 8)))
-    ids = torch.randint(0, 120, (300,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(lookup, "ALL_PAIRS", 0)
+    ids = torch.randint(0, 120, (119,), generator=torch.Generator().manual_seed(0))
     for elements in (1, 200, 2**30):
         monkeypatch.setattr(lookup, "BLOCK_ELEMENTS", elements)
         assert_equal_to_naive(ids, shape)
