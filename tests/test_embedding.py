@@ -72,8 +72,8 @@ def test_one_product_for_all_pairs_agrees_and_its_mutants_do_not(count, pairs, m
     monkeypatch.setattr(lookup, "ALL_PAIRS", pairs)
     ids = torch.randint(0, 117, (count,), generator=torch.Generator().manual_seed(0))
     assert_equal_to_naive(ids, shape)
-    name = "pair_rows" if pairs == 0 and count < 120 else "_all_pairs"
-    for name in (name, "_take"):
+    product = "pair_rows" if pairs == 0 and count < 120 else "_all_pairs"
+    for name in (product, "_take"):
         with monkeypatch.context() as patch:
             right = getattr(lookup, name)
             patch.setattr(lookup, name, lambda *given, right=right: right(*given) * 1.01)
