@@ -216,11 +216,15 @@ def mnli_pairs(folder: str | Path) -> PairData:
 # The cache
 
 
-def cache_folder() -> Path:
-    """Where the prepared pairs of this archive and builder live, below the user's cache directory."""
+def cache_root() -> Path:
+    """The kit's folder below the user's cache directory, or COMERA_LAB_CACHE."""
     root = os.environ.get("COMERA_LAB_CACHE")
-    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comera_lab"
-    return base / f"wordnet-pairs-{ARCHIVE_SHA256[:12]}-v{BUILDER_VERSION}"
+    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comera_lab"
+
+
+def cache_folder() -> Path:
+    """Where the prepared pairs of this archive and builder live."""
+    return cache_root() / f"wordnet-pairs-{ARCHIVE_SHA256[:12]}-v{BUILDER_VERSION}"
 
 
 def prepare(archive: str | Path | None = None) -> PairData:

@@ -46,12 +46,14 @@ def fit(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
+    trainer_type: type[Trainer] = Trainer,
 ) -> RunResult:
     """Train `model` in place until the steps, the budget or the patience of `config` are used up.
 
     `on_row` gets every new row. `should_stop` is asked before every step and every evaluation; a stop is not
     followed by an evaluation. `checkpoint` is written every `config.checkpoint_every` steps and at the end;
-    `resume=True` goes on from it if it exists. An interrupt (Ctrl-C) lets the step in progress finish.
+    `resume=True` goes on from it if it exists. `trainer_type` is for another loss. An interrupt (Ctrl-C) lets the step
+    in progress finish.
 
     Raises TrainingError for a loss or gradient that is not finite and TrainingInterrupted (a
     KeyboardInterrupt) for an interrupt: both carry the `result` so far. Raises CheckpointError where the
@@ -65,7 +67,7 @@ def fit(
             raise ValueError(
                 f"checkpoint_every={config.checkpoint_every} needs a checkpoint, got None. Give checkpoint=path."
             )
-    trainer = Trainer(model, data, config, recorder, optimizer=optimizer)
+    trainer = trainer_type(model, data, config, recorder, optimizer=optimizer)
     run = _Run(trainer, None if checkpoint is None else Path(checkpoint), on_row, should_stop)
     if run.checkpoint is not None:
         check_folder(run.checkpoint)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comera_lab.layers import TTEmbedding, TTLinear, forward_together
 from comera_lab.models.dense import dense_table
-from comera_lab.objectives.token_loss import TokenScores, token_loss, token_scores
+from comera_lab.objectives.token_loss import token_loss, token_scores
 from comera_lab.shapes import ShapeError
 
 Kind = Literal["dense", "tt"]
@@ -68,9 +68,10 @@ class DecoderConfig:
 class Decoder(nn.Module):
     """ids (rows, tokens) -> logits (rows, tokens, vocabulary); with `targets` (rows, tokens) the mean loss in nats.
 
-    `targets` are the next tokens; `IGNORE` marks those that do not count. The loss goes through `token_loss`: all
-    logits are never in memory. With one `generator` seed both twins start from the same dense parts as far as they
-    share them. Raises ShapeError for more tokens than positions, IndexError for ids outside the vocabulary.
+    `targets` are the next tokens; `IGNORE` marks those that do not count. With `scores` too the result is that of
+    `token_scores`. Both go through the head in chunks: all logits are never in memory. With one `generator` seed both
+    twins start from the same dense parts as far as they share them. Raises ShapeError for more tokens than positions,
+    IndexError for ids outside the vocabulary.
     """
 
     def __init__(self, config: DecoderConfig, *, generator: torch.Generator | None = None) -> None:
@@ -81,16 +82,11 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(DecoderBlock(config, generator) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, config.norm_eps)
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, targets: Tensor | None = None, scores: bool = False) -> Tensor:
         hidden = self.hidden_states(ids)
         if targets is None:
             return functional.linear(hidden, self.head_weight())
-        return token_loss(hidden, self.head_weight(), targets)
-
-    def scores(self, ids: Tensor, targets: Tensor) -> TokenScores:
-        """Sums of loss and hits over the targets that count, without gradient."""
-        with torch.no_grad():
-            return token_scores(self.hidden_states(ids), self.head_weight(), targets)
+        return (token_scores if scores else token_loss)(hidden, self.head_weight(), targets)
 
     def hidden_states(self, ids: Tensor) -> Tensor:
         """ids (rows, tokens) -> what the head reads (rows, tokens, width)."""
@@ -145,7 +141,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         query, key, value = (
-            one.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (rows, heads, tokens, share)
+            one.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (rows, heads, tokens, share)
             for one in _together(x, self.query, self.key, self.value)
         )
         query, key = turned(query, turns), turned(key, turns)

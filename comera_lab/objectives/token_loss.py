@@ -9,7 +9,7 @@ Twin for tests: `naive_token_loss`. Same idea as in Cut Cross-Entropy (arXiv 241
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,6 @@ IGNORE = -100
 CHUNK_ELEMENTS = 2**22  # logits alive at a time: 16 MiB in fp32, 131 rows of a vocabulary of 32,000
 
 
-class TokenScores(NamedTuple):
-    """Sums over the targets that count: loss in nats, targets met by the largest logit, and how many there are."""
-
-    loss_nats: float
-    hits: int
-    count: int
-
-
 def token_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -38,7 +30,7 @@ def token_loss(
     *,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """hidden (..., width), weight (vocabulary, width), targets (...), bias (vocabulary,) -> mean loss in nats, 0-d fp32.
+    """hidden (..., width), weight (vocabulary, width), targets (...), bias (vocabulary,) -> mean loss in nats, fp32.
 
     Targets equal to `IGNORE` do not count; without any other the loss is NaN, as in torch. `chunk_elements` bounds
     the logits that are alive, at least one row of them. float64 stays float64. Raises ShapeError for sizes that do not
@@ -65,18 +57,19 @@ def token_scores(
     bias: Tensor | None = None,
     *,
     chunk_elements: int = CHUNK_ELEMENTS,
-) -> TokenScores:
-    """Sums for an evaluation, shapes as in `token_loss`: add them over batches, divide once by the count."""
+) -> Tensor:
+    """Shapes as in `token_loss` -> (3,) float64: loss in nats, targets met by the largest logit, targets that count.
+
+    Sums: add them over the batches of an evaluation and divide once, by the count.
+    """
     _check(hidden, weight, targets, bias)
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).long()
-    total, hits, count = 0.0, 0, 0
+    sums = torch.zeros(3, dtype=torch.float64, device=hidden.device)
     for part, aim in zip(*_chunks(flat, wanted, max(1, chunk_elements // len(weight))), strict=True):
         logits, kept = _logits(part, weight, bias), aim != IGNORE
-        losses = functional.cross_entropy(logits, aim, ignore_index=IGNORE, reduction="sum")
-        total += float(losses)
-        hits += int(((logits.argmax(-1) == aim) & kept).sum())
-        count += int(kept.sum())
-    return TokenScores(total, hits, count)
+        losses = functional.cross_entropy(logits, aim, ignore_index=IGNORE, reduction="none")
+        sums += torch.stack([losses.sum(dtype=torch.float64), ((logits.argmax(-1) == aim) & kept).sum(), kept.sum()])
+    return sums
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -115,7 +108,7 @@ class _TokenLoss(torch.autograd.Function):
         return total / count
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         to_hidden, to_weight, to_bias = (
             None if gradient is None else gradient * scale.to(gradient.dtype) for gradient in ctx.saved_tensors
@@ -124,7 +117,7 @@ class _TokenLoss(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, targets: Tensor, rows: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    return hidden.split(rows), targets.split(rows)
+    return torch.split(hidden, rows), torch.split(targets, rows)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
