@@ -20,6 +20,7 @@ from comera_lab.experiments.trainer import Trainer
 from comera_lab.memory import mib
 from comera_lab.models.dlrm import DLRM, DLRMConfig, Kind
 from comera_lab.objectives import model_size
+from comera_lab.runtime import tune_cpu_allocator
 
 _COMMAND = 'python -c "from comera_lab.experiments.studies_dlrm import {0}; {0}(PATH)"'
 _ELEMENT_BYTES = 4
@@ -109,12 +110,14 @@ def dlrm_costs(
     *,
     study: DLRMStudy | None = None,
     batches: Iterable[int] = (1000, 10_000, 20_000, 40_000),
-    timed_steps: int = 5,
+    timed_steps: int = 15,
 ) -> None:
     """Append what a step costs at each batch size, models taken in turn: milliseconds, and MiB at the peak by pool.
 
-    AdamW, its state included; ranks as at the start. Run it on a quiet machine.
+    AdamW, its state included; ranks as at the start; one thread, freed memory kept for the next tensor. Run it on a
+    quiet machine.
     """
+    tune_cpu_allocator()
     study = DLRMStudy() if study is None else study
     data = load_flights()
     chosen = [Variant("dense", "dense"), Variant("hash", "hash", 16), *(Variant("tt", "tt", r) for r in (4, 8, 16, 32))]
