@@ -64,16 +64,28 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @pytest.fixture
-def fresh_allocator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def fresh_allocator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """A glibc that only writes down its calls, 16 GiB of memory and no limit; the list of calls."""
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[int, ...]] = []
+
+    def malloc(size: int) -> int:
+        calls.append((size,))
+        return 4096
+
+    def madvise(start: int, size: int, advice: int) -> int:
+        calls.append((start, size, advice))
+        return 0
+
+    def free(block: int) -> None:
+        calls.append((block,))
 
     def mallopt(parameter: int, value: int) -> int:
         calls.append((parameter, value))
         return 1
 
     monkeypatch.setattr(machine, "_allocator", AllocatorStatus(False, "untouched"))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=mallopt))
+    libc = types.SimpleNamespace(mallopt=mallopt, malloc=malloc, madvise=madvise, free=free)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr(machine, "physical_memory_bytes", lambda: 16 * 1024 * MIB)
@@ -200,11 +212,24 @@ def test_pick_device_names_what_is_here() -> None:
 # allocator
 
 
-def test_allocator_keeps_freed_pages_and_is_set_once(fresh_allocator: list[tuple[int, int]]) -> None:
+def test_allocator_keeps_freed_pages_and_is_set_once(fresh_allocator: list[tuple[int, ...]]) -> None:
     assert tune_cpu_allocator().tuned
     assert tune_cpu_allocator() == machine.allocator_status()
-    # malloc.h: M_MMAP_MAX -4, M_TRIM_THRESHOLD -1, M_TOP_PAD -2
-    assert fresh_allocator == [(-4, 0), (-1, 2**31 - 1), (-2, 64 * MIB)]
+    # malloc.h: M_MMAP_MAX -4, M_TRIM_THRESHOLD -1, M_TOP_PAD -2; mman.h: MADV_HUGEPAGE 14, for whole pages of 2 MiB
+    assert fresh_allocator[:3] == [(-4, 0), (-1, 2**31 - 1), (-2, 64 * MIB)]
+    assert fresh_allocator[3:] == [(2048 * MIB,), (2 * MIB, 2046 * MIB, 14), (4096,)]
+    assert "huge pages" in machine.allocator_status().reason
+
+
+@pytest.mark.parametrize(("block", "answer"), [(None, 0), (4096, -1)], ids=["no address space", "refused"])
+def test_allocator_is_tuned_without_huge_pages_too(
+    fresh_allocator: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, block: int | None, answer: int
+) -> None:
+    libc = ctypes.CDLL(None)
+    monkeypatch.setattr(libc, "malloc", lambda size: block)
+    monkeypatch.setattr(libc, "madvise", lambda *_: answer)
+    assert tune_cpu_allocator().tuned
+    assert "small pages" in machine.allocator_status().reason
 
 
 def _switch_off(patch: pytest.MonkeyPatch) -> None:
@@ -245,7 +270,7 @@ def _preloaded(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_allocator_is_left_alone(
-    fresh_allocator: list[tuple[int, int]],
+    fresh_allocator: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[pytest.MonkeyPatch], None],
     reason: str,
@@ -258,7 +283,7 @@ def test_allocator_is_left_alone(
     assert reason in doctor().text()
 
 
-def test_allocator_reports_a_refusal(fresh_allocator: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_reports_a_refusal(fresh_allocator: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=lambda *_: 0))
     assert tune_cpu_allocator() == (False, "glibc refused mallopt parameters [-4, -1, -2]")
 

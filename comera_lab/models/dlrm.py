@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -120,8 +120,13 @@ class DLRM(nn.Module):
         self.tables = nn.ModuleList(_table(config, field, generator) for field in range(len(config.table_rows)))
         rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
+        # of element (i, j) of a symmetric matrix, the number of its pair; the diagonal has none and reads a zero
+        numbers = torch.full((vectors, vectors), pairs)
+        numbers[rows, columns] = numbers[columns, rows] = torch.arange(pairs)
+        self.register_buffer("pair_of", numbers.flatten(), persistent=False)
 
     pairs: Tensor
+    pair_of: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Raises ShapeError for another number of columns, IndexError for an id that a table has not."""
@@ -133,13 +138,33 @@ class DLRM(nn.Module):
         dense = self.bottom(torch.log1p(x[:, :numbers].clamp_min(0).to(next(self.top.parameters()).dtype)))
         ids = x[:, numbers:].t().contiguous()
         vectors = torch.stack([dense, *(table(ids[k]) for k, table in enumerate(self.tables))], dim=1)
-        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        dots: Tensor = _PairDots.apply(vectors, self.pairs, self.pair_of)  # type: ignore[no-untyped-call]
         logit = self.top(torch.cat([dense, dots], dim=1))
         return functional.pad(logit, (1, 0))
 
     def table_parameters(self) -> int:
         """Elements of all tables, dense ones included."""
         return sum(parameter.numel() for parameter in self.tables.parameters())
+
+
+class _PairDots(torch.autograd.Function):
+    """vectors (rows, k, dim) -> the dots of their k (k - 1) / 2 pairs, (rows, pairs).
+
+    The gradient G of Z Z^T is symmetric once both halves are filled, so that G Z + G^T Z is one product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, pair_of)
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        vectors, pair_of = ctx.saved_tensors
+        count = vectors.shape[1]
+        both = functional.pad(grad, (0, 1)).index_select(1, pair_of).reshape(-1, count, count)
+        return torch.bmm(both, vectors), None, None
 
 
 def _mlp(widths: Sequence[int], generator: torch.Generator | None, last_relu: bool) -> nn.Sequential:
