@@ -21,13 +21,13 @@ from typing import IO, Any, Self
 import torch
 
 from comera_lab.experiments.provenance import commit, date, device_name, driver, launch_command, triton_version
+from comera_lab.experiments.result_rows import LanguageResultRow, RankResultRow
 from comera_lab.experiments.rows import (
     BenchRow,
     DiffusionResultRow,
     DiffusionRow,
     EvalRow,
     OptimizerResultRow,
-    RankResultRow,
     RankRow,
     RecommenderRow,
     ResultRow,
@@ -45,6 +45,7 @@ __all__ = [
     "DiffusionResultRow",
     "DiffusionRow",
     "EvalRow",
+    "LanguageResultRow",
     "OptimizerResultRow",
     "RankResultRow",
     "RankRow",

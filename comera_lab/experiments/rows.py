@@ -9,6 +9,8 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from comera_lab.experiments.result_rows import LanguageResultRow, RankResultRow
+
 SCHEMA_VERSION = 1
 
 
@@ -89,40 +91,6 @@ class RankRow:
     total: int
     ranks: dict[str, Any]
     elapsed_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankResultRow:
-    """How one model of a rank study ended, both denominators beside each other.
-
-    `accuracy` and `loss_nats` are those of the dev side, on which settings were chosen; None for `test_accuracy`
-    where nothing was held out. `total_ratio` is dense over compressed for the whole model, `tensorised_ratio` for the
-    tensorised layers alone. Step times are medians of the same batch through the model as it started and as it ended,
-    taken in turn; a peak is the sum of its pools (weights, grads, optimizer, activations) in such a step. They were
-    measured by the code of `cost_commit`, which may be later than the training. `note` says what a number cannot mean.
-    """
-
-    model: str
-    target_ratio: float | None
-    seed: int
-    steps: int
-    accuracy: float
-    loss_nats: float
-    test_accuracy: float | None
-    test_loss_nats: float | None
-    total_mib: float
-    tensorised_mib: float
-    total_ratio: float
-    tensorised_ratio: float
-    step_time_before_ms: float
-    step_time_after_ms: float
-    peak_before_mib: float
-    peak_after_mib: float
-    pools_before_mib: dict[str, Any]
-    pools_after_mib: dict[str, Any]
-    cost_commit: str | None
-    elapsed_s: float
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +242,7 @@ Row = (
     | RecommenderRow
     | KernelRow
     | OptimizerResultRow
+    | LanguageResultRow
     | BenchRow
 )
 
@@ -290,6 +259,7 @@ _KINDS: dict[str, type[Row]] = {
     "recommender": RecommenderRow,
     "kernel": KernelRow,
     "optimizer_result": OptimizerResultRow,
+    "language_result": LanguageResultRow,
     "bench": BenchRow,
 }
 _NAMES = {row_type: kind for kind, row_type in _KINDS.items()}

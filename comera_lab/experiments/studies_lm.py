@@ -1,0 +1,335 @@
+"""The recorded pre-training study on code: dense AdamW, COAP and GaLore against CoMERA, alone and with COAP."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from comera_lab.experiments.language_model import (
+    LanguageConfig,
+    LanguageTrainer,
+    RankPlan,
+    evaluate,
+    language_config,
+    language_optimizer,
+    prepare,
+    rank_trainer,
+)
+from comera_lab.experiments.provenance import commit
+from comera_lab.experiments.rank_training import RankTrainer
+from comera_lab.experiments.recorder import EvalRow, LanguageResultRow, Recorder, read_rows, split_runs
+from comera_lab.experiments.tokens import TokenData, TokenStreams
+from comera_lab.layers import compact, tt_layers
+from comera_lab.memory import measure, mib
+from comera_lab.models.decoder import DecoderConfig
+from comera_lab.objectives import model_size
+
+SEEDS = (0, 1, 2)
+START_RATE = 1e-2
+_TUNING_SEED, _TUNING_BLOCKS = 100, 128
+_TIMED_STEPS = 20
+_EVERY = 80  # steps between two looks at the gradient, for GaLore by SVD, for COAP warm, with four alignment steps
+_COAP: Mapping[str, Any] = {"rank_ratio": 4.0, "update_interval": _EVERY // 5, "refresh_factor": 5}
+_COMMAND = 'python -c "from comera_lab.experiments.studies_lm import language_study; language_study(PATH)"'
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train. `optimizer` has everything dense; cores and gates are under AdamW."""
+
+    method: str
+    optimizer: str = "adamw"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: RankPlan | None = None
+
+
+ARMS = (
+    Arm("adamw"),
+    Arm("coap", "coap", _COAP),
+    Arm("galore", "galore", {"rank_ratio": 4.0, "update_interval": _EVERY}),
+    Arm("comera-early", ranks=RankPlan(compression=None, gamma=1.0)),
+    Arm("comera-late", ranks=RankPlan(compression=4.23)),
+    Arm("comera-late + coap", "coap", _COAP, RankPlan(compression=4.23)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageStudy:
+    """What all arms share: the decoder of "code-small", its tensorised twin, data, batches and steps."""
+
+    dense: DecoderConfig = field(default_factory=lambda: _decoder("code-small"))
+    tensorised: DecoderConfig = field(default_factory=lambda: _decoder("code-small-comera"))
+    corpus: str = "stdlib"
+    tokens: int = 128
+    validation_blocks: int = 256
+    batch_size: int = 8
+    steps: int = 500
+    tuning_steps: int = 150
+    evaluate_every: int = 125
+
+    def config(self, arm: Arm, rate: float, seed: int, steps: int | None = None) -> LanguageConfig:
+        """The run of one arm."""
+        training = replace(
+            language_config("code-small").training,
+            steps=self.steps if steps is None else steps,
+            batch_size=self.batch_size,
+            learning_rate=rate,
+            optimizer=arm.optimizer,
+            optimizer_settings=dict(arm.settings),
+            seed=seed,
+            evaluate_every=self.evaluate_every if steps is None else 0,
+        )
+        return LanguageConfig(
+            model=self.dense if arm.ranks is None else self.tensorised,
+            training=training,
+            corpus=self.corpus,
+            tokens=self.tokens,
+            validation_blocks=self.validation_blocks,
+            ranks=arm.ranks,
+        )
+
+
+def language_study(
+    out_path: str | Path,
+    *,
+    study: LanguageStudy | None = None,
+    arms: Sequence[Arm] = ARMS,
+    seeds: Iterable[int] = SEEDS,
+    start_rate: float = START_RATE,
+    streams: TokenStreams | None = None,
+    on_result: Callable[[LanguageResultRow], None] | None = None,
+) -> list[LanguageResultRow]:
+    """Train every arm from every seed on one thread; append run, evaluation and result rows to `out_path`.
+
+    Each arm gets the rate, of those that double from one to the next, with the lowest loss on the last files of the
+    training side after `tuning_steps` steps, with a seed used nowhere else, by the same rule for all. An interrupted
+    study goes on where it was: what `out_path` holds is not made again. On a busy machine call `remeasure` afterwards.
+    """
+    study = LanguageStudy() if study is None else study
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = []
+    try:
+        streams, _ = prepare(study.config(arms[0], start_rate, 0), streams)
+        tried = _tried(out_path)
+        for seed in seeds:
+            for arm in arms:
+                if (arm.method, seed) in _finished(out_path):
+                    continue
+                if arm.method not in tried:
+                    tried[arm.method] = _tuning(study, arm, start_rate, streams)
+                made.append(_recorded(out_path, study, arm, tried[arm.method], seed, streams))
+                if on_result is not None:
+                    on_result(made[-1])
+    finally:
+        torch.set_num_threads(threads)
+    return made
+
+
+def remeasure(path: str | Path, *, streams: TokenStreams | None = None, timed_steps: int = _TIMED_STEPS) -> int:
+    """Take step times and pools of every finished run in `path` again, one thread, and rewrite the file.
+
+    Steps of all methods are taken in turn, so that a busy second meets all of them. Runs of one method get the same
+    times as its first seed, whose ranks are used. Returns how many rows were renewed.
+    """
+    path = Path(path)
+    rows = read_rows(path)
+    runs = [run for run in split_runs(rows) if run[-1]["kind"] == "language_result"]
+    firsts = {run[-1]["method"]: run for run in reversed(runs)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        costs = _costs([_config_of(run[0]["config"], run[-1]) for run in firsts.values()],
+                       [run[-1]["ranks"] for run in firsts.values()], streams, timed_steps)  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    for run in runs:
+        run[-1].update(costs[list(firsts).index(run[-1]["method"])])
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
+    read_rows(fresh)
+    fresh.replace(path)
+    return len(runs)
+
+
+def _decoder(name: str) -> DecoderConfig:
+    model = language_config(name).model
+    assert isinstance(model, DecoderConfig)
+    return model
+
+
+def _runs(path: str | Path) -> list[list[dict[str, Any]]]:
+    return split_runs(read_rows(path)) if Path(path).is_file() else []
+
+
+def _finished(path: str | Path) -> set[tuple[str, int]]:
+    return {(run[-1]["method"], run[-1]["seed"]) for run in _runs(path) if run[-1]["kind"] == "language_result"}
+
+
+def _tried(path: str | Path) -> dict[str, dict[float, float]]:
+    """What a rate was chosen from, by method, as far as `path` tells."""
+    configs = [run[0]["config"] for run in _runs(path)]
+    return {one["method"]: {float(rate): loss for rate, loss in one["tried"].items()} for one in configs}
+
+
+def _tuning(study: LanguageStudy, arm: Arm, start_rate: float, streams: TokenStreams) -> dict[float, float]:
+    """Rate -> loss on held-out files of the training side; doubles or halves until the best has worse neighbours."""
+    cut = len(streams.train) - 1 - _TUNING_BLOCKS * study.tokens
+    inner = replace(streams, train=streams.train[:cut], validation=streams.train[cut:])
+
+    def loss_at(rate: float) -> float:
+        config = study.config(arm, rate, _TUNING_SEED, study.tuning_steps)
+        data = inner.blocks(study.tokens)
+        trainer = _trainer(config, data)
+        while not trainer.done:
+            trainer.step()
+        if isinstance(trainer, RankTrainer):
+            trainer.finish()
+        return evaluate(trainer.model, data)[0]
+
+    losses = {start_rate: loss_at(start_rate)}
+    while True:
+        best = min(losses, key=lambda rate: losses[rate])
+        missing = [rate for rate in (best / 2, 2 * best) if rate not in losses]
+        if not missing:
+            return losses
+        losses[missing[0]] = loss_at(missing[0])
+
+
+def _trainer(config: LanguageConfig, data: TokenData) -> LanguageTrainer | RankTrainer:
+    model = config.model.build(torch.Generator().manual_seed(config.training.seed))
+    if config.ranks is not None:
+        return rank_trainer(config, model, data)
+    return LanguageTrainer(model, data, config.training, optimizer=language_optimizer(model, config.training))
+
+
+def _recorded(
+    out_path: str | Path,
+    study: LanguageStudy,
+    arm: Arm,
+    tried: dict[float, float],
+    seed: int,
+    streams: TokenStreams,
+) -> LanguageResultRow:
+    config = study.config(arm, min(tried, key=lambda rate: tried[rate]), seed)
+    about = {
+        "method": arm.method,
+        "data": streams.source,
+        "data_digest": streams.digest,
+        "characters_per_token": streams.characters_per_token,
+        "tried": {f"{rate:g}": loss for rate, loss in tried.items()},
+        "tuning_steps": study.tuning_steps,
+        "schedule": "rises over the first twentieth, falls to 0 over the second half",
+        **dataclasses.asdict(config),
+    }
+    with Recorder(out_path, about, seed=seed, command=_COMMAND) as recorder:
+        # Not handed to the trainer: a row for every step would make the file ten times as long.
+        _, data = prepare(config, streams)
+        trainer = _trainer(config, data)
+        while not trainer.done:
+            trainer.step()
+            if trainer.evaluation_due and not trainer.done:
+                recorder.add(trainer.evaluate())
+        if isinstance(trainer, RankTrainer):
+            trainer.finish()
+            for row in trainer.history[:: max(1, len(trainer.history) // 6)]:
+                recorder.add(row)
+        last = trainer.evaluate()
+        recorder.add(last)
+        result = _result(config, arm, trainer, last, streams)
+        recorder.add(result)
+    return result
+
+
+def _result(
+    config: LanguageConfig, arm: Arm, trainer: LanguageTrainer | RankTrainer, last: EvalRow, streams: TokenStreams
+) -> LanguageResultRow:
+    ranks = {name: list(layer.shape.ranks) for name, layer in tt_layers(trainer.model).items()}
+    size, training = model_size(trainer.model), config.training
+    return LanguageResultRow(
+        method=arm.method,
+        optimizer=arm.optimizer,
+        settings=dict(arm.settings),
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        steps=trainer.steps_done,
+        tokens=trainer.steps_done * training.batch_size * config.tokens,
+        parameters=size.total,
+        total_ratio=size.dense_twin / size.total,
+        loss_nats=last.loss_nats,
+        accuracy=last.accuracy,
+        ranks=ranks,
+        elapsed_s=trainer.elapsed_s,
+        **_costs([config], [ranks], streams, 3)[0],
+    )
+
+
+def _costs(
+    configs: Sequence[LanguageConfig],
+    ranks: Sequence[Mapping[str, Sequence[int]]],
+    streams: TokenStreams | None,
+    timed_steps: int,
+) -> list[dict[str, Any]]:
+    """The fields of a row that time and bytes decide, for each config as it begins and with its last ranks."""
+    data = prepare(configs[0], streams)[1]
+    trainers: list[LanguageTrainer | RankTrainer] = []
+    for config, last in zip(configs, ranks, strict=True):
+        trainers += [_trainer(config, data), _as_it_ended(config, last, data)]
+    times: list[list[float]] = [[] for _ in trainers]
+    for _ in range(timed_steps + 1):
+        for taken, trainer in zip(times, trainers, strict=True):
+            taken.append(trainer.step().step_time_ms)
+    pools = [_pools(trainer) for trainer in trainers]
+    fields = []
+    for number, config in enumerate(configs):
+        (before, after), (first, second) = (part[2 * number : 2 * number + 2] for part in (pools, times))
+        step_ms = median(first[1:])
+        fields.append({
+            "pools_before_mib": before,
+            "pools_after_mib": after,
+            "step_time_ms": step_ms,
+            "step_time_after_ms": median(second[1:]),
+            "tokens_per_s": 1e3 * config.training.batch_size * config.tokens / step_ms,
+            "cost_commit": commit(),
+        })  # fmt: skip
+    return fields
+
+
+def _as_it_ended(config: LanguageConfig, ranks: Mapping[str, Sequence[int]], data: TokenData) -> LanguageTrainer:
+    """A trainer of a model with these ranks, gates held as after the last cut; no size has a price any more."""
+    model = config.model.build(torch.Generator().manual_seed(config.training.seed))
+    _cut(model, ranks)
+    return LanguageTrainer(model, data, config.training, optimizer=language_optimizer(model, config.training))
+
+
+@torch.no_grad()
+def _cut(model: nn.Module, ranks: Mapping[str, Sequence[int]]) -> None:
+    layers = tt_layers(model)
+    for name, layer in layers.items():
+        layer.add_gates()
+        for gate, rank in zip(layer.gates, ranks[name][1:-1], strict=True):
+            gate[rank:] = 0.0
+    if layers:
+        compact(model)
+    for layer in layers.values():
+        layer.gates.requires_grad_(False)
+
+
+def _pools(trainer: LanguageTrainer | RankTrainer) -> dict[str, float]:
+    inner = trainer.trainer if isinstance(trainer, RankTrainer) else trainer
+    found = measure(trainer.step, inner.model, inner.optimizer).pools
+    return {name: mib(count) for name, count in found.as_dict().items()}
+
+
+def _config_of(recorded: Mapping[str, Any], result: Mapping[str, Any]) -> LanguageConfig:
+    arm = next(arm for arm in ARMS if arm.method == result["method"])
+    study = LanguageStudy(batch_size=recorded["training"]["batch_size"], tokens=recorded["tokens"])
+    return study.config(arm, result["learning_rate"], 0)
