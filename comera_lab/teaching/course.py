@@ -162,7 +162,7 @@ class _Reader:
             self.refuse(f"{where} must be a lesson of the kit", number, f"Choose from {', '.join(self.known)}.")
         settings = self.settings(f"{where}.", own)
         merged = {**common, **settings, "presets": {**common.get("presets", {}), **settings.get("presets", {})}}
-        if merged.get("solutions") == "after-deadline" and merged.get("deadline") is None:
+        if merged.get("solutions") == "after-deadline" and "deadline" not in merged:
             name = number if lesson else where
             self.refuse(f"solutions after-deadline need a deadline for lesson {name}", "none", "Add `deadline: ...`.")
         return Part(lesson=lesson, **merged) if lesson else None
@@ -227,7 +227,8 @@ class _Reader:
     def keys(self, where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
         for key in given:
             if key not in known:
-                self.refuse(f"{where}{key} is no key of a course file", f"{key}:", f"Keys are {', '.join(known)}.")
+                self.refuse(f"a key {'of ' + where[:-1] if where else 'of a course'} must be a known one", key,
+                            f"Keys are {', '.join(known)}.")  # fmt: skip
 
     def names(self, where: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
         if not isinstance(given, list):
@@ -246,8 +247,8 @@ class _Reader:
 
 
 def sliders() -> tuple[str, ...]:
-    """The names of everything a teacher may preset and lock: the choices in `LabState`."""
+    """The names of everything a teacher may preset and lock: the choices in `LabState`, but the students' seed."""
     from comera_lab.panels.state import Choice, LabState, Number, Whole
 
     return tuple(sorted(name for name, trait in LabState.class_traits().items()
-                        if isinstance(trait, Whole | Number | Choice)))  # fmt: skip
+                        if isinstance(trait, Whole | Number | Choice) and name != "seed"))  # fmt: skip
