@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -70,9 +71,9 @@ def different_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Dif
     if ids.numel() == 0:
         nothing = cores[0].new_zeros(1, shape.columns) + 0 * sum(core.sum() for core in cores)
         return DifferentRows(nothing, ids.new_zeros(1), ids)
-    different, place = torch.unique(ids, return_inverse=True)
+    different, place = _unique(ids, shape.rows)
     _check_range(different[0], different[-1], shape)
-    with torch.autocast(different.device.type, enabled=False):
+    with _no_autocast(ids):
         return DifferentRows(_unpadded(_rows(different, cores, shape), shape), different, place)
 
 
@@ -80,7 +81,7 @@ def _from_whole_table(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> 
     """ids (...) -> (..., columns), for a table of no more rows than ids: no larger than the answer, and unsorted."""
     _check_dtype(ids)
     _check_range(*torch.aminmax(ids), shape)
-    with torch.autocast(ids.device.type, enabled=False):
+    with _no_autocast(ids):
         middle = len(cores) // 2
         table = _whole_half(cores).flatten(1) if middle == 0 else _all_pairs(*_whole_halves(cores))
     return _take(_unpadded(table, shape), ids.flatten()).reshape(*ids.shape, shape.columns)
@@ -97,7 +98,7 @@ def _fused_rows(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape) -> Tensor
     flat = ids.flatten().long()
     if len(flat) and not (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         _check_range(*torch.aminmax(flat), shape)
-    with torch.autocast(ids.device.type, enabled=False):
+    with _no_autocast(ids):
         left, right = _whole_halves(cores)
         rows = tt_lookup(left, right, flat // len(right), flat % len(right), shape.columns)
     return rows.reshape(*ids.shape, shape.columns)
@@ -108,7 +109,20 @@ def _check_dtype(ids: Tensor) -> None:
         raise TypeError(f"ids must be int32 or int64, got {ids.dtype}. Convert them with ids.long().")
 
 
+def _unique(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The different ids, ascending, and the places of all; on the meta device as many as there can be of `rows`."""
+    if ids.is_meta:
+        return ids.new_empty(min(ids.numel(), rows)), torch.empty_like(ids, dtype=torch.long)
+    return torch.unique(ids, return_inverse=True)
+
+
+def _no_autocast(ids: Tensor) -> AbstractContextManager[object]:
+    return nullcontext() if ids.is_meta else torch.autocast(ids.device.type, enabled=False)
+
+
 def _check_range(lowest: Tensor, highest: Tensor, shape: TTMShape) -> None:
+    if lowest.is_meta:  # ids are not known there
+        return
     low, high = torch.stack([lowest, highest]).tolist()
     if low < 0 or high >= shape.rows:
         raise IndexError(
@@ -215,7 +229,7 @@ def _blocks(left: Tensor, right: Tensor, rows: int) -> list[slice]:
 
 def _half_table(indices: Tensor, cores: Sequence[Tensor], row_modes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A table (rows, r_first columns, r_last) of one half with each wanted row once, and the places of `indices`."""
-    wanted, place = torch.unique(indices, return_inverse=True)
+    wanted, place = _unique(indices, math.prod(row_modes))
     if math.prod(row_modes) <= WHOLE_HALF * len(wanted):
         return _whole_half(cores), indices
     return _some_half(wanted, cores, row_modes), place

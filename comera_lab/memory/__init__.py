@@ -11,7 +11,10 @@ storage counts as the span of bytes that its saved tensors cover, so a batch sli
 as the batch, not as the data set.
 """
 
-from comera_lab.memory.meter import Inputs, measure, predict, process_rss_bytes, tensor_bytes
+from comera_lab.memory.footprint import Footprint, footprint, repeated_blocks
+from comera_lab.memory.gpus import GPUS, capacity, fits_on
+from comera_lab.memory.meter import measure, predict, process_rss_bytes
+from comera_lab.memory.plan import METHODS, MethodPlan, Plan, PlanSettings, plan
 from comera_lab.memory.pools import (
     GAP_LIMIT,
     POOLS,
@@ -37,10 +40,13 @@ from comera_lab.memory.states import (
     optimizer_bytes,
     state_bytes,
 )
+from comera_lab.memory.tracing import Inputs, tensor_bytes
 
 __all__ = [
     "GAP_LIMIT",
+    "GPUS",
     "LLAMA",
+    "METHODS",
     "OPTIMIZERS",
     "POOLS",
     "PRECISIONS",
@@ -49,15 +55,22 @@ __all__ = [
     "PUBLISHED",
     "STATE_RULES",
     "UNETS",
+    "Footprint",
     "Inputs",
     "LowRank",
     "Measured",
     "MemoryReport",
+    "MethodPlan",
+    "Plan",
+    "PlanSettings",
     "Pools",
     "Precision",
     "PublishedSize",
     "StateBytes",
     "StateSettings",
+    "capacity",
+    "fits_on",
+    "footprint",
     "format_bytes",
     "llama_shapes",
     "low_rank",
@@ -65,8 +78,10 @@ __all__ = [
     "mib",
     "optimizer_bytes",
     "optimizer_label",
+    "plan",
     "predict",
     "process_rss_bytes",
+    "repeated_blocks",
     "state_bytes",
     "tensor_bytes",
     "unet_shapes",

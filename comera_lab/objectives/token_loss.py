@@ -38,7 +38,7 @@ def token_loss(
     """
     _check(hidden, weight, targets, bias)
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    rows = max(1, chunk_elements // len(weight))
+    rows = max(1, len(flat) if flat.is_meta else chunk_elements // len(weight))  # nothing is allocated on meta
     loss: Tensor = _TokenLoss.apply(flat, weight, wanted, bias, rows)  # type: ignore[no-untyped-call]
     return loss
 

@@ -20,6 +20,7 @@ from comera_lab.panels.optimizer_race import OptimizerRacePanel  # noqa: E402
 from comera_lab.panels.page import show_figures_on_pages  # noqa: E402
 from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
 from comera_lab.panels.pictures import image_row, part_bars  # noqa: E402
+from comera_lab.panels.planner import PlannerPanel  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
 from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryPanel",
     "OptimizerRacePanel",
     "ParetoPanel",
+    "PlannerPanel",
     "Predict",
     "ProjectionPanel",
     "Question",

@@ -145,13 +145,13 @@ def _note(x: float, y: float, text: str, size: int = 14) -> dict[str, Any]:
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def memory_bars(rows: Mapping[str, Mapping[str, float]], widest: float | None = None) -> go.Figure:
-    """One stacked bar per row, in MiB. `rows` maps "predicted", "measured here", ... to {pool: MiB}.
+def memory_bars(rows: Mapping[str, Mapping[str, float]], widest: float | None = None, unit: str = "MiB") -> go.Figure:
+    """One stacked bar per row. `rows` maps "predicted", "measured here", ... to {pool: how many of `unit`}.
 
     `widest` is where the axis ends, for bars that are to be compared with those of other figures.
     """
     figure = go.Figure(layout=_blank(96 + 62 * len(rows), barmode="stack", bargap=0.32, legend_traceorder="normal"))
-    figure.update_xaxes(title_text="MiB", rangemode="tozero", fixedrange=True)
+    figure.update_xaxes(title_text=unit, rangemode="tozero", fixedrange=True)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", ticklabelstandoff=8, fixedrange=True)
     for pool, (colour, pattern, text_colour) in POOL_STYLES.items():
         figure.add_trace(go.Bar(
@@ -160,7 +160,7 @@ def memory_bars(rows: Mapping[str, Mapping[str, float]], widest: float | None = 
             marker={"color": colour, "line": {"width": 0},
                     "pattern": {"shape": pattern, "size": 9, "solidity": 0.15, "fillmode": "overlay",
                                 "fgcolor": "rgba(255,255,255,.6)"}},
-            hovertemplate="%{y}: %{x:.3f} MiB " + pool + "<extra></extra>",
+            hovertemplate="%{y}: %{x:.3f} " + f"{unit} {pool}" + "<extra></extra>",
         ))  # fmt: skip
     if widest is not None:
         figure.layout.xaxis.range = [0, widest]

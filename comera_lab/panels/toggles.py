@@ -25,7 +25,7 @@ class TogglesControl(Control):
         for option, sentence in options.items():
             box = widgets.Checkbox(value=option in value, description=option, indent=False, tooltip=sentence)
             box.layout.width = "max-content"
-            box.add_class(f"t-{name}-{option}")
+            box.add_class(f"t-{name}-{option}".replace(" ", "-"))
             box.observe(self._ticked, names="value")
             self.boxes[option] = box
         self.label.tooltip = help
