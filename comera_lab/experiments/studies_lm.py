@@ -7,28 +7,25 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
-from torch import nn
 
+from comera_lab.experiments.language_costs import costs, trainer_of
 from comera_lab.experiments.language_model import (
     LanguageConfig,
     LanguageTrainer,
     RankPlan,
     evaluate,
     language_config,
-    language_optimizer,
+    perplexity,
     prepare,
-    rank_trainer,
 )
-from comera_lab.experiments.provenance import commit
 from comera_lab.experiments.rank_training import RankTrainer
 from comera_lab.experiments.recorder import EvalRow, LanguageResultRow, Recorder, read_rows, split_runs
-from comera_lab.experiments.tokens import TokenData, TokenStreams
-from comera_lab.layers import compact, tt_layers
-from comera_lab.memory import measure, mib
+from comera_lab.experiments.tokens import TokenStreams
+from comera_lab.layers import tt_layers
 from comera_lab.models.decoder import DecoderConfig
 from comera_lab.objectives import model_size
 
@@ -147,17 +144,43 @@ def remeasure(path: str | Path, *, streams: TokenStreams | None = None, timed_st
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        costs = _costs([_config_of(run[0]["config"], run[-1]) for run in firsts.values()],
+        found = costs([_config_of(run[0]["config"], run[-1]) for run in firsts.values()],
                        [run[-1]["ranks"] for run in firsts.values()], streams, timed_steps)  # fmt: skip
     finally:
         torch.set_num_threads(threads)
     for run in runs:
-        run[-1].update(costs[list(firsts).index(run[-1]["method"])])
+        run[-1].update(found[list(firsts).index(run[-1]["method"])])
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
     read_rows(fresh)
     fresh.replace(path)
     return len(runs)
+
+
+def recorded_table(path: str | Path) -> str:
+    """A recorded study as text: one line a method, losses over its seeds, and where it was recorded."""
+    runs = [run for run in split_runs(read_rows(path)) if run[-1]["kind"] == "language_result"]
+    lines = [
+        f"{'method':<19} {'rate':<6} {'smaller':>7}  {'loss, nats per token (seeds)':<29} {'perplexity':>10}  "
+        f"{'weights':>7} {'grads':>6} {'optim.':>6} {'activ.':>6}  {'ms/step':>7} {'tokens/s':>8}"
+    ]
+    for method in dict.fromkeys(run[-1]["method"] for run in runs):
+        results = [run[-1] for run in runs if run[-1]["method"] == method]
+        first, losses = results[0], [row["loss_nats"] for row in results]
+        pools = [first["pools_after_mib"][name] for name in ("weights", "grads", "optimizer", "activations")]
+        spread = f"{mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f}; {len(losses)})"
+        lines.append(
+            f"{method:<19} {first['learning_rate']:<6g} {mean(row['total_ratio'] for row in results):>6.2f}x  "
+            f"{spread:<29} {perplexity(mean(losses)):>10.0f}  {pools[0]:>7.2f} {pools[1]:>6.2f} {pools[2]:>6.2f} "
+            f"{pools[3]:>6.1f}  {first['step_time_ms']:>7.0f} {first['tokens_per_s']:>8,.0f}"
+        )
+    info, last = runs[0][0], runs[0][-1]
+    return "\n".join([
+        *lines,
+        f"MiB by pool as training ended, ms of a step as it began. {last['steps']} steps, {last['tokens']:,} tokens "
+        f"each; {info['config']['data']}.",
+        f"Recorded on {info['device']}, {info['threads']} thread, torch {info['torch']}.",
+    ])  # fmt: skip
 
 
 def _decoder(name: str) -> DecoderConfig:
@@ -188,7 +211,7 @@ def _tuning(study: LanguageStudy, arm: Arm, start_rate: float, streams: TokenStr
     def loss_at(rate: float) -> float:
         config = study.config(arm, rate, _TUNING_SEED, study.tuning_steps)
         data = inner.blocks(study.tokens)
-        trainer = _trainer(config, data)
+        trainer = trainer_of(config, data)
         while not trainer.done:
             trainer.step()
         if isinstance(trainer, RankTrainer):
@@ -202,13 +225,6 @@ def _tuning(study: LanguageStudy, arm: Arm, start_rate: float, streams: TokenStr
         if not missing:
             return losses
         losses[missing[0]] = loss_at(missing[0])
-
-
-def _trainer(config: LanguageConfig, data: TokenData) -> LanguageTrainer | RankTrainer:
-    model = config.model.build(torch.Generator().manual_seed(config.training.seed))
-    if config.ranks is not None:
-        return rank_trainer(config, model, data)
-    return LanguageTrainer(model, data, config.training, optimizer=language_optimizer(model, config.training))
 
 
 def _recorded(
@@ -233,7 +249,7 @@ def _recorded(
     with Recorder(out_path, about, seed=seed, command=_COMMAND) as recorder:
         # Not handed to the trainer: a row for every step would make the file ten times as long.
         _, data = prepare(config, streams)
-        trainer = _trainer(config, data)
+        trainer = trainer_of(config, data)
         while not trainer.done:
             trainer.step()
             if trainer.evaluation_due and not trainer.done:
@@ -268,65 +284,8 @@ def _result(
         accuracy=last.accuracy,
         ranks=ranks,
         elapsed_s=trainer.elapsed_s,
-        **_costs([config], [ranks], streams, 3)[0],
+        **costs([config], [ranks], streams, 3)[0],
     )
-
-
-def _costs(
-    configs: Sequence[LanguageConfig],
-    ranks: Sequence[Mapping[str, Sequence[int]]],
-    streams: TokenStreams | None,
-    timed_steps: int,
-) -> list[dict[str, Any]]:
-    """The fields of a row that time and bytes decide, for each config as it begins and with its last ranks."""
-    data = prepare(configs[0], streams)[1]
-    trainers: list[LanguageTrainer | RankTrainer] = []
-    for config, last in zip(configs, ranks, strict=True):
-        trainers += [_trainer(config, data), _as_it_ended(config, last, data)]
-    times: list[list[float]] = [[] for _ in trainers]
-    for _ in range(timed_steps + 1):
-        for taken, trainer in zip(times, trainers, strict=True):
-            taken.append(trainer.step().step_time_ms)
-    pools = [_pools(trainer) for trainer in trainers]
-    fields = []
-    for number, config in enumerate(configs):
-        (before, after), (first, second) = (part[2 * number : 2 * number + 2] for part in (pools, times))
-        step_ms = median(first[1:])
-        fields.append({
-            "pools_before_mib": before,
-            "pools_after_mib": after,
-            "step_time_ms": step_ms,
-            "step_time_after_ms": median(second[1:]),
-            "tokens_per_s": 1e3 * config.training.batch_size * config.tokens / step_ms,
-            "cost_commit": commit(),
-        })  # fmt: skip
-    return fields
-
-
-def _as_it_ended(config: LanguageConfig, ranks: Mapping[str, Sequence[int]], data: TokenData) -> LanguageTrainer:
-    """A trainer of a model with these ranks, gates held as after the last cut; no size has a price any more."""
-    model = config.model.build(torch.Generator().manual_seed(config.training.seed))
-    _cut(model, ranks)
-    return LanguageTrainer(model, data, config.training, optimizer=language_optimizer(model, config.training))
-
-
-@torch.no_grad()
-def _cut(model: nn.Module, ranks: Mapping[str, Sequence[int]]) -> None:
-    layers = tt_layers(model)
-    for name, layer in layers.items():
-        layer.add_gates()
-        for gate, rank in zip(layer.gates, ranks[name][1:-1], strict=True):
-            gate[rank:] = 0.0
-    if layers:
-        compact(model)
-    for layer in layers.values():
-        layer.gates.requires_grad_(False)
-
-
-def _pools(trainer: LanguageTrainer | RankTrainer) -> dict[str, float]:
-    inner = trainer.trainer if isinstance(trainer, RankTrainer) else trainer
-    found = measure(trainer.step, inner.model, inner.optimizer).pools
-    return {name: mib(count) for name, count in found.as_dict().items()}
 
 
 def _config_of(recorded: Mapping[str, Any], result: Mapping[str, Any]) -> LanguageConfig:

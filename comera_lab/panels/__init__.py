@@ -11,6 +11,7 @@ from comera_lab.runtime import cores_allowed, limit_threads, require, tune_cpu_a
 require("ipywidgets", "panels")
 require("plotly", "figures")
 
+from comera_lab.panels.code_model import CodeModelPanel  # noqa: E402
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.diffusion import DiffusionPanel  # noqa: E402
 from comera_lab.panels.embedding import EmbeddingPanel  # noqa: E402
@@ -32,6 +33,7 @@ from comera_lab.panels.start import StartPanel  # noqa: E402
 from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 
 __all__ = [
+    "CodeModelPanel",
     "CrossingPanel",
     "DiffusionPanel",
     "EmbeddingPanel",
