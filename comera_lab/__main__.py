@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from comera_lab.commands import bench, course, data, doctor, lab, notebooks, train
+from comera_lab.commands import bench, course, data, doctor, export, lab, notebooks, train
 from comera_lab.commands.messages import PROGRAM, complain
 
-COMMANDS = (doctor, lab, train, bench, data, notebooks, course)
+COMMANDS = (doctor, lab, train, bench, data, notebooks, course, export)
 
 
 class _Parser(argparse.ArgumentParser):
