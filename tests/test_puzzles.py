@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from comera_lab.experiments.kernel_report import faults
-from comera_lab.experiments.recorded_kernels import recorded_kernels
+from comera_lab.experiments.kernel_report import faults, shipped_cases
+from comera_lab.experiments.recorded_kernels import recorded_kernels, recorded_summary
 from comera_lab.experiments.recorder import Recorder, read_rows
 from comera_lab.experiments.results import data_file
 from comera_lab.experiments.rows import KernelRow
@@ -110,10 +110,16 @@ def test_the_report_comes_from_recorded_rows_with_their_source(tmp_path):
     assert "No report" in recorded_kernels("fp32", folder=tmp_path)
 
 
-def test_the_recorded_report_is_of_a_clean_commit_and_finds_no_fault():
+def test_the_recorded_report_is_of_a_clean_commit_and_finds_no_fault(tmp_path):
     info, *rows = read_rows(data_file("results/kernels_static.jsonl"))
     assert info["triton"] and not info["commit"].endswith("-dirty")
     kernels = [KernelRow(**{key: value for key, value in row.items() if key != "kind"}) for row in rows]
-    assert {row.capability for row in kernels} == {80, 90} and len(kernels) == 16
+    assert {row.capability for row in kernels} == {80, 90}
+    names = [case.name for case in shipped_cases()]
+    assert [row.kernel for row in kernels] == [name for name in names for _ in range(2)], "every shipped kernel, twice"
     assert [fault for row in kernels for fault in faults(row)] == []
     assert f"triton {info['triton']} (kernels_static.jsonl)" in recorded_kernels("tt_linear rows bf16")
+    summary = recorded_summary().splitlines()
+    assert sum(int(line.split()[2]) for line in summary[1:]) == len(kernels)
+    assert all(int(line.split()[4]) == 0 for line in summary[1:]), "no kernel spills"
+    assert recorded_summary(folder=tmp_path) == "No report is recorded yet."

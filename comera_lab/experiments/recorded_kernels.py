@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from comera_lab.experiments.recorder import read_rows
 from comera_lab.experiments.results import data_file
@@ -34,6 +35,27 @@ def recorded_kernels(pattern: str = "", folder: Path | None = None) -> str:
     if not lines:
         return "No report is recorded yet. To make one: comera-lab bench --suite kernels-static"
     return "\n".join(lines)
+
+
+def recorded_summary(folder: Path | None = None) -> str:
+    """All recorded kernels in one line for each operation and chip: how many, and the most that any of them needs."""
+    folder = folder or data_file("results/bench_cpu.jsonl").parent
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("kernels*.jsonl")):
+        for row in read_rows(path):
+            if row["kind"] == "kernel":
+                found.setdefault((row["kernel"].partition(" ")[0], row["capability"]), []).append(row)
+    lines = [
+        f"{'operation':<17} {'chip':<6}{'kernels':>8}{'registers':>11}{'spilled':>9}{'shared KiB':>12}  products by"
+    ]
+    for (operation, capability), rows in sorted(found.items()):
+        most = {key: max(row[key] for row in rows) for key in ("registers", "spill_bytes", "shared_bytes")}
+        kinds = ", ".join(sorted({row["matrix_kind"] or "none" for row in rows}))
+        lines.append(
+            f"{operation:<17} sm_{capability:<3}{len(rows):>8}{most['registers']:>11}{most['spill_bytes']:>9}"
+            f"{most['shared_bytes'] / 1024:>12.1f}  {kinds}"
+        )
+    return "\n".join(lines) if found else "No report is recorded yet."
 
 
 _HEADER = f"{'kernel':<46} {'chip':<6}{'registers':>9}{'spilled':>8}{'shared KiB':>11}  matrix instructions"

@@ -208,9 +208,15 @@ print(f"a dense layer of these sizes, in tiles of 4: {2 * 13 * 13 * tiles + 13 *
 # In a name, 128x64x3 is a block of 128 rows and 64 columns, with three loads in flight.
 
 # %%
-from comera_lab.experiments.recorded_kernels import recorded_kernels
+from comera_lab.experiments.recorded_kernels import recorded_kernels, recorded_summary
 
 print(recorded_kernels("tt_linear rows bf16"))
+
+# %% [markdown]
+# And all that the kit ships, at every tile, the *most* that any of them needs:
+
+# %%
+print(recorded_summary())
 
 # %%
 progress("12")
