@@ -1,12 +1,13 @@
 """Texts as ids: byte-pair codes learned on the training side, streams cut into blocks, causal or masked.
 
-The cache is keyed by the corpus' digest, the vocabulary and `BUILDER_VERSION`, and checked by a digest of its own each
-time it is read: a damaged one is made anew, for the texts are here.
+The cache is keyed by the corpus' digest, the vocabulary and `BUILDER_VERSION`, and its checksum is compared each time it
+is read: a damaged one is made anew, for the texts are here.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -26,12 +27,13 @@ from comera_lab.objectives.token_loss import IGNORE
 from comera_lab.runtime import require
 from comera_lab.shapes import ShapeError, positive_int
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 SPECIAL = ("<pad>", "<mask>", "<end>")
 PAD, MASK, END = range(3)
 _SMALLEST = 256 + len(SPECIAL)
 MASKED_SHARE = 0.15  # as in BERT and CodeBERT; of these 80 % read <mask>, 10 % another token, 10 % themselves
 _MASK_SEED = 20_020  # the validation side is masked once, so that all evaluations ask the same
+_FILES = ("tokens.npz", "tokenizer.json")
 _Ids = npt.NDArray[np.int32]
 
 
@@ -201,26 +203,41 @@ def encoded(corpus: Corpus, tokenizer: CodeTokenizer) -> TokenStreams:
 def _from_cache(folder: Path, source: str) -> TokenStreams | None:
     """None where there is nothing, or nothing whole."""
     try:
-        with np.load(folder / "tokens.npz", allow_pickle=False) as arrays:
-            train, validation, per_token = (arrays[name] for name in ("train", "validation", "characters_per_token"))
-        tokenizer = CodeTokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        packed, text = ((folder / name).read_bytes() for name in _FILES)
         wanted = (folder / "digest.txt").read_text().strip()
-    except (OSError, ValueError, KeyError):
+    except OSError:
         return None
-    found = TokenStreams(tokenizer, train, validation, source, float(per_token))
-    return found if found.digest == wanted else None
+    if _checksum(packed, text) != wanted:
+        return None
+    with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+        train, validation, per_token = (arrays[name] for name in ("train", "validation", "characters_per_token"))
+    return TokenStreams(CodeTokenizer(text.decode()), train, validation, source, float(per_token))
 
 
 def _to_cache(streams: TokenStreams, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+    """Written whole or not at all."""
+    packed = io.BytesIO()
     np.savez_compressed(
-        fresh / "tokens.npz",
+        packed,
         train=streams.train,
         validation=streams.validation,
         characters_per_token=np.float64(streams.characters_per_token),
     )
-    (fresh / "tokenizer.json").write_text(streams.tokenizer.json_text, encoding="utf-8")
-    (fresh / "digest.txt").write_text(streams.digest + "\n")
+    text = streams.tokenizer.json_text.encode()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+    for name, content in zip(_FILES, (packed.getvalue(), text), strict=True):
+        (fresh / name).write_bytes(content)
+    (fresh / "digest.txt").write_text(_checksum(packed.getvalue(), text) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        # another process put the same tokens there in the meantime
+        shutil.rmtree(fresh)
+        if not folder.is_dir():
+            raise
+
+
+def _checksum(packed: bytes, text: bytes) -> str:
+    return hashlib.sha256(hashlib.sha256(packed).digest() + text).hexdigest()
