@@ -27,25 +27,25 @@ from comera_lab.memory import (
     OPTIMIZERS,
     POOLS,
     PRECISIONS,
-    PREDICTED_ONLY,
     Measured,
     MemoryReport,
     Pools,
     format_bytes,
     measure,
     mib,
-    optimizer_label,
     predict,
     process_rss_bytes,
     tensor_bytes,
 )
 from comera_lab.models.mlp import MLP
+from comera_lab.optimizers import make_optimizer
 
 MIB = 2**20
 REAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    "adamw-8bit": lambda parameters: make_optimizer("adamw-8bit", parameters, 1e-3),
 }
 
 
@@ -190,13 +190,10 @@ def test_predicted_master_copy_equals_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("numel", [1, 4095, 4096, 4097, 70_001])
-def test_8bit_state_is_fp32_under_4096_elements_and_labelled_predicted(numel: int) -> None:
+def test_8bit_state_is_fp32_under_4096_elements(numel: int) -> None:
     blocks = math.ceil(numel / 256)
     want = 8 * numel + 4 if numel < 4096 else 2 * numel + 8 * blocks + 4
     assert OPTIMIZERS["adamw-8bit"](numel, 4) == want
-    assert {"adamw-8bit"} == PREDICTED_ONLY
-    assert optimizer_label("adamw-8bit") == "adamw-8bit (predicted only)"
-    assert optimizer_label("adamw") == "adamw"
 
 
 def test_step_counter_follows_the_default_dtype_as_in_torch() -> None:

@@ -19,14 +19,12 @@ from comera_lab.memory.pools import (
     GAP_LIMIT,
     POOLS,
     PRECISIONS,
-    PREDICTED_ONLY,
     Measured,
     MemoryReport,
     Pools,
     Precision,
     format_bytes,
     mib,
-    optimizer_label,
 )
 from comera_lab.memory.published import LLAMA, PUBLISHED, UNETS, PublishedSize, llama_shapes, unet_shapes
 from comera_lab.memory.states import (
@@ -50,7 +48,6 @@ __all__ = [
     "OPTIMIZERS",
     "POOLS",
     "PRECISIONS",
-    "PREDICTED_ONLY",
     "PROJECTED",
     "PUBLISHED",
     "STATE_RULES",
@@ -77,7 +74,6 @@ __all__ = [
     "measure",
     "mib",
     "optimizer_bytes",
-    "optimizer_label",
     "plan",
     "predict",
     "process_rss_bytes",

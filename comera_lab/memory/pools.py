@@ -46,10 +46,6 @@ class Pools:
         return asdict(self)
 
 
-# No optimizer of this name can run here: its bytes are arithmetic and must be labelled so.
-PREDICTED_ONLY = frozenset({"adamw-8bit"})
-
-
 class Precision(NamedTuple):
     """dtype of weights, grads and activations; `master` adds fp32 copies of the weights, moments in fp32."""
 
@@ -62,11 +58,6 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": Precision(torch.bfloat16, False),
     "bf16 + fp32 master": Precision(torch.bfloat16, True),
 }
-
-
-def optimizer_label(name: str) -> str:
-    """The name for a reader: says "predicted only" where no optimizer of that name runs here."""
-    return f"{name} (predicted only)" if name in PREDICTED_ONLY else name
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from comera_lab.memory import (
     OPTIMIZERS,
     POOLS,
     PRECISIONS,
-    PREDICTED_ONLY,
     Measured,
     MemoryReport,
     Pools,
     format_bytes,
     measure,
     mib,
-    optimizer_label,
 )
 from comera_lab.models.mlp import MLP
 from comera_lab.panels.figures import fill_memory, memory_bars, with_slider
@@ -66,7 +64,7 @@ class MemoryPanel(RunPanel):
         )
         self.optimizer = ChoiceControl(
             "optimizer", "optimizer", s.optimizer, tuple(OPTIMIZERS),
-            "What is kept between steps: nothing for sgd, one number a weight for momentum, two for adamw.",
+            "What is kept between steps: nothing for sgd, one number a weight for momentum, two for adamw, two bytes for adamw-8bit.",
         )  # fmt: skip
         self.predicted = self._predict()
         self.tiles, self.line = text_widget(" ", "t-tiles"), text_widget(" ", "t-line")
@@ -146,8 +144,6 @@ class MemoryPanel(RunPanel):
     def _words(self) -> str:
         predicted = ", ".join(f"{pool} {format_bytes(count)}" for pool, count in self.predicted.as_dict().items())
         text = f"Predicted: {predicted}."
-        if self.optimizer.value in PREDICTED_ONLY:
-            text += f" {optimizer_label(self.optimizer.value)}: no step of it runs here, so Measure would refuse."
         if self.report is None or self.report.measured is None:
             return text
         gaps = self.report.gaps()
@@ -156,11 +152,6 @@ class MemoryPanel(RunPanel):
         return f"{text} Measured here on {self.report.device}: {agreement}{rss}"
 
     def _job(self) -> Iterator[Progress]:
-        if self.optimizer.value in PREDICTED_ONLY:
-            raise ValueError(
-                f"{optimizer_label(self.optimizer.value)} cannot be measured, because no step of it runs here. "
-                "Choose another optimizer to measure."
-            )
         limit = memory_limit_bytes()
         if limit is not None and self.predicted.total > MEASURE_SHARE * limit:
             raise ValueError(
