@@ -50,6 +50,7 @@ LESSONS = (
     "10_coap",
     "11_coap_for_convolutions",
     "12_kernels_without_a_gpu",
+    "16_capstone",
 )
 FILES = [folder / f"{name}.ipynb" for name in LESSONS for folder in (NOTEBOOKS, NOTEBOOKS / "solutions")]
 CELL_SECONDS, LESSON_SECONDS = 30, 180

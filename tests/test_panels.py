@@ -30,6 +30,7 @@ NUMBERS = {
     "projection": ("projection_rank", "update_interval", "refresh_factor"),
     "optimizers": ("rank_ratio", "update_interval", "refresh_factor", "optimizer_steps"),
     "diffusion": ("rank_ratio", "diffusion_steps"),
+    "budget": ("budget_mib", "budget_seconds", "rank", "target_ratio", "rank_ratio", "budget_steps"),
 }
 CHOICES = {
     "embedding": ("columns",),
@@ -41,6 +42,7 @@ CHOICES = {
     "projection": ("projection_method", "gradient_precision"),
     "optimizers": ("axis",),
     "diffusion": ("diffusion_optimizer",),
+    "budget": ("budget_model", "budget_optimizer", "budget_rate", "axis"),
 }
 KINDS = {
     "embedding": lab.EmbeddingPanel,
@@ -54,6 +56,7 @@ KINDS = {
     "projection": lab.ProjectionPanel,
     "optimizers": lab.OptimizerRacePanel,
     "diffusion": lab.DiffusionPanel,
+    "budget": lab.BudgetPanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]
 

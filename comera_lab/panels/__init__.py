@@ -11,6 +11,9 @@ from comera_lab.runtime import cores_allowed, limit_threads, require, tune_cpu_a
 require("ipywidgets", "panels")
 require("plotly", "figures")
 
+from comera_lab.panels.budget import BudgetPanel  # noqa: E402
+from comera_lab.panels.budget_cell import budget_point, budget_table  # noqa: E402
+from comera_lab.panels.budget_report import budget_report  # noqa: E402
 from comera_lab.panels.code_model import CodeModelPanel  # noqa: E402
 from comera_lab.panels.crossing import CrossingPanel  # noqa: E402
 from comera_lab.panels.diffusion import DiffusionPanel  # noqa: E402
@@ -33,6 +36,7 @@ from comera_lab.panels.start import StartPanel  # noqa: E402
 from comera_lab.panels.state import LabState, lab_state  # noqa: E402
 
 __all__ = [
+    "BudgetPanel",
     "CodeModelPanel",
     "CrossingPanel",
     "DiffusionPanel",
@@ -52,6 +56,9 @@ __all__ = [
     "ShapePanel",
     "SpectrumPanel",
     "StartPanel",
+    "budget_point",
+    "budget_report",
+    "budget_table",
     "image_row",
     "lab_state",
     "part_bars",

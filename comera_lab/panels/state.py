@@ -23,6 +23,9 @@ PROJECTION_METHODS = (
 GRADIENT_PRECISIONS = ("fp32", "bf16")
 RANK_TASKS = ("digits", "pairs")
 DIFFUSION_OPTIMIZERS = ("adamw", "galore", "coap", "coap-8bit")
+BUDGET_MODELS = ("dense", "tensor trains", "learned ranks")
+BUDGET_OPTIMIZERS = ("adamw", "adamw-8bit", "galore", "coap", "coap-8bit")
+BUDGET_RATES = ("suggested", "0.0003", "0.001", "0.003", "0.01", "0.03")
 
 
 class Whole(traitlets.TraitType[int, Any]):
@@ -87,6 +90,9 @@ class LabState(traitlets.HasTraits):
     `projection_method`, `projection_rank` and `gradient_precision` describe a basis of gradients, `rank_ratio` the rank
     of projected optimizers (full rank over rank); `update_interval` (steps) and `refresh_factor` are those of both.
     `optimizer_steps` is the length of a race of optimizers.
+    `budget_mib`, `budget_seconds` and the other `budget_` ones are those of the capstone; `registered` holds one dict
+    per registered configuration, with a row for each of its seeds, `defended` names one of them ("" is the best claim),
+    and `answers` holds the texts of the report.
     `locked` names the choices whose controls a teacher took away; panels made afterwards show them so.
     `runs` maps a panel's name to the summary of its last run, a plain dict of numbers; `rank_runs` holds one dict
     per finished rank training of this notebook, settings and results, oldest first.
@@ -120,9 +126,18 @@ class LabState(traitlets.HasTraits):
     optimizer_steps = Whole(200, 20, 2000)
     diffusion_optimizer = Choice("coap", DIFFUSION_OPTIMIZERS)
     diffusion_steps = Whole(400, 20, 2000)
+    budget_mib = Number(8.0, 0.25, 64.0)
+    budget_seconds = Number(3.0, 0.5, 120.0)
+    budget_model = Choice(BUDGET_MODELS[1], BUDGET_MODELS)
+    budget_optimizer = Choice("adamw", BUDGET_OPTIMIZERS)
+    budget_rate = Choice(BUDGET_RATES[0], BUDGET_RATES)
+    budget_steps = Whole(300, 10, 3000)
     locked = traitlets.Tuple()
     runs = traitlets.Dict()
     rank_runs = traitlets.Tuple()
+    registered = traitlets.Tuple()
+    defended = traitlets.Unicode("")
+    answers = traitlets.Dict()
 
     @traitlets.default("shape")
     def _default_shape(self) -> TTShape:

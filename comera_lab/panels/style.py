@@ -38,5 +38,14 @@ STYLE = """<style>
 .comera .t-status { margin: 0 0 4px 2px; min-height: 24px; }
 .comera table { font-variant-numeric: tabular-nums; border-collapse: collapse; margin: 4px 0; }
 .comera td, .comera th { padding: 2px 14px 2px 0; text-align: right; border-bottom: 1px solid var(--comera-line); }
+.comera .comera-saved { border: 1px solid var(--comera-line); border-left: 6px solid #0072B2; padding: 8px 14px;
+  max-width: 860px; }
+.comera .comera-saved details { margin: 2px 0 2px 14px; }
+.comera .comera-saved pre { font-size: 13px; overflow-x: auto; }
+.comera a.comera-download { display: inline-block; margin: 4px 8px 2px 0; padding: 3px 12px; border-radius: 3px;
+  border: 1px solid var(--comera-line); color: inherit; text-decoration: none; }
+.comera a.comera-download:hover, .comera a.comera-download:focus { border-color: #0072B2; outline-color: #0072B2; }
+.comera .t-points td:nth-child(2), .comera .t-points th:nth-child(2) { text-align: left; }
+.comera .t-points td:first-child { white-space: nowrap; }
 .comera td:first-child, .comera th:first-child { text-align: left; }
 </style>"""

@@ -2,5 +2,6 @@
 
 from comera_lab.teaching.checks import Verdict, check, hint, progress
 from comera_lab.teaching.questions import guess
+from comera_lab.teaching.saved import saved_work
 
-__all__ = ["Verdict", "check", "guess", "hint", "progress"]
+__all__ = ["Verdict", "check", "guess", "hint", "progress", "saved_work"]

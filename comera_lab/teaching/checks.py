@@ -20,10 +20,12 @@ from comera_lab.teaching.compare import RELATIVE_TOLERANCE, Difference, differen
 from comera_lab.teaching.exercise import Exercise, WrongAnswer
 from comera_lab.teaching.exercises import EXERCISES
 from comera_lab.teaching.guard import TimeLimit, run_limited
+from comera_lab.teaching.saved import keep, kept_words
 
 SECONDS = 10.0  # answers take milliseconds; a first call on a busy Binder core may take a hundred times as long
 _FAILED = object()
 _VERDICTS: dict[str, "Verdict"] = {}
+_told: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def check(exercise_id: str, answer: Any = ..., *, seconds: float = SECONDS) -> V
         return Verdict(str(exercise_id)[:20], "", False, "unknown", f"There is no such exercise. There are: {known}.")
     verdict = judge(exercise, answer, seconds)
     _VERDICTS[exercise.id] = verdict
+    problem = keep(exercise, verdict.passed, verdict.stage, answer)
+    if problem and problem not in _told:
+        _told.append(problem)
+        print(problem)
     return verdict
 
 
@@ -130,11 +136,15 @@ def _judge(exercise: Exercise, answer: Any, terms: Terms) -> Verdict:
 def _judge_value(exercise: Exercise, answer: Any, terms: Terms) -> Verdict:
     if callable(answer):
         return _not_yet(exercise, "type", f"Got a function, wanted {exercise.wants}. Call it, with brackets.")
-    gap = difference(answer, exercise.reference, terms.tolerance)
+    try:
+        seen = exercise.view(answer, ())
+    except WrongAnswer as wrong:
+        return _not_yet(exercise, wrong.stage, wrong.message)
+    gap = difference(seen, exercise.view(exercise.reference, ()), terms.tolerance)
     if gap is None:
         return _right(exercise)
     for mistake in exercise.mistakes:
-        if difference(answer, mistake.answer) is None:
+        if difference(seen, exercise.view(mistake.answer, ())) is None:
             return _not_yet(exercise, gap.stage, mistake.message, mistake.name)
     return _not_yet(exercise, gap.stage, gap.message)
 
@@ -314,12 +324,13 @@ class Progress:
 
 
 def progress(lesson: str) -> Progress:
-    """The verdicts so far, in this kernel, on the exercises of `lesson` (two digits, such as "03")."""
+    """The verdicts on the exercises of `lesson` (two digits, such as "03"): of this kernel, else the saved ones."""
+    saved = kept_words()
     rows = tuple(
         (
             exercise.id,
             exercise.title,
-            _VERDICTS[exercise.id].word if exercise.id in _VERDICTS else "Not tried",
+            _VERDICTS[exercise.id].word if exercise.id in _VERDICTS else saved.get(exercise.id, "Not tried"),
         )
         for exercise in EXERCISES.values()
         if exercise.lesson == lesson

@@ -112,4 +112,12 @@ NOTES: dict[str, Note] = {
                  "out, x and w as grids; colour one tile of out, its rows of x, its columns of w."),
     "12.4": Note(14, "Fusion: what is between never leaves.",
                  "x, A, B; cross out the trip of x A to memory and back."),
+    "16.1": Note(4, "Plan memory and time before anything runs.",
+                 "Four boxes stacked to one height, a line above them: the budget. Beside it steps x ms."),
+    "16.2": Note(6, "A price list: what no other dot beats.",
+                 "Six dots, size to the right, accuracy up; shade what lies below and right of each; keep the rest."),
+    "16.3": Note(6, "A rule for counting runs that does not look at their result.",
+                 "A log of runs with seeds and crosses for stopped ones; strike out what may not count."),
+    "16.4": Note(20, "A claim that others can repeat.",
+                 "Three dots with a whisker, a dashed line; below: which, at what price, with what doubt?"),
 }  # fmt: skip

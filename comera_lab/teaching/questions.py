@@ -196,6 +196,23 @@ def _larger_tiles() -> tuple[int, str]:
     )
 
 
+def _smallest_step() -> tuple[int, str]:
+    from comera_lab.panels.budget_run import BudgetSettings
+
+    def mib(model: str, optimizer: str) -> float:
+        return BudgetSettings(
+            model=model, optimizer=optimizer, rank=8, target_ratio=0.3, rank_ratio=4.0, steps=1, seconds=1.0
+        ).predicted_mib
+
+    before = mib("dense", "adamw")
+    after = [mib("dense", "adamw-8bit"), mib("dense", "coap"), mib("tensor trains", "adamw")]
+    return after.index(min(after)), (
+        f"From {before:.2f} MiB to {after[0]:.2f}, {after[1]:.2f} and {after[2]:.2f} (predicted). An optimizer can save "
+        "at most its own pool; weights and gradients stay. Tensor trains shrink three pools of four, and then the "
+        "activations rule."
+    )
+
+
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
@@ -288,6 +305,14 @@ def guess(lesson: str) -> Predict:
             then="Now choose the tiled product above, size 16, and change the block from 4 to 8.",
             answer=_larger_tiles,
         ),
+        "16": Question(
+            text="Two hidden layers of 512, dense, AdamW. Which one change takes most MiB off a training step: moments "
+            "of one byte, COAP with a quarter of the directions, or tensor trains of rank 8?",
+            choices=("moments of one byte", "COAP", "tensor trains"),
+            then="Now choose each of them in the panel above and read the predicted MiB.",
+            answer=_smallest_step,
+        ),
+        "T0": teachers_question(),
     }
     if lesson not in questions:
         raise ValueError(
