@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from comera_lab.commands import bench, course, data, doctor, export, lab, notebooks, train
+from comera_lab.commands import bench, course, data, doctor, export, lab, notebooks, plan, train
 from comera_lab.commands.messages import PROGRAM, complain
 
-COMMANDS = (doctor, lab, train, bench, data, notebooks, course, export)
+COMMANDS = (doctor, lab, train, bench, data, notebooks, course, export, plan)
 
 
 class _Parser(argparse.ArgumentParser):

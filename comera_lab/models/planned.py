@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from comera_lab.layers import tt_layers
+from comera_lab.layers import as_linear, tt_layers
 from comera_lab.memory import METHODS, PRECISIONS, Footprint, Inputs, Plan, PlanSettings, footprint, plan
 from comera_lab.models.decoder import DECODERS, DecoderConfig
 from comera_lab.models.dlrm import DLRMConfig
@@ -131,8 +131,8 @@ def count_with_cores(model: nn.Module, rank: int | None) -> int:
             count += (
                 TTMShape.for_table(module.num_embeddings, module.embedding_dim, rank).params - module.weight.numel()
             )
-        elif type(module) is nn.Linear and module.weight.shape not in heads:
-            count += _linear_params(module.in_features, module.out_features, rank) - module.weight.numel()
+        elif (linear := as_linear(module)) is not None and linear.weight.shape not in heads:
+            count += _linear_params(linear.in_features, linear.out_features, rank) - linear.weight.numel()
     return count
 
 
