@@ -16,7 +16,7 @@ from comera_lab.experiments.recorder import EvalRow
 from comera_lab.experiments.train import TrainConfig, fit
 from comera_lab.layers import TTEmbedding, TTLinear, compact, tt_layers
 from comera_lab.models.mlp import MLP
-from comera_lab.optimizers import COAPAdafactor, COAPAdamW, step_in_backward
+from comera_lab.optimizers import COAPAdafactor, COAPAdamW, Flora, step_in_backward
 from comera_lab.optimizers.projection import captured_energy, oriented, svd_basis
 from comera_lab.optimizers.quantized import read_moment
 from comera_lab.optimizers.tucker import captured_energy as core_energy
@@ -437,3 +437,42 @@ def test_a_cut_moment_lifts_to_the_cut_of_what_it_lifted_to():
     with pytest.raises(ValueError, match="the optimizer must hold the parameter, got another one"):
         optimizer.cut_state(nn.Parameter(torch.randn(4, 4)), {})
     assert oriented(full).shape == (24, 16)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_I01_a_compiled_step_is_the_eager_one_and_is_not_compiled_again_and_again():
+    def trained(compiled):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32))
+        optimizer = COAPAdamW(model.parameters(), lr=1e-2, rank=4, update_interval=10, plain_up_to=0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        x = torch.randn(16, 32)
+        for _ in range(50):
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            step()
+            schedule.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    eager, compiled = trained(False), trained(True)
+    assert counters["stats"]["unique_graphs"] <= 4
+    for ours, theirs in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [COAPAdamW, Flora])
+def test_I02_a_step_in_a_capture_is_refused_before_anything_changes(make, monkeypatch):
+    weight = nn.Parameter(torch.randn(8, 6))
+    optimizer = make([weight], lr=1e-2, rank=2, plain_up_to=0)
+    weight.grad = torch.randn(8, 6)
+    before = weight.detach().clone()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"cannot be captured in a CUDA graph.*GraphedStep"):
+        optimizer.step()
+    assert torch.equal(weight, before)
+    assert not optimizer.state

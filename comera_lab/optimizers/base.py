@@ -10,14 +10,15 @@ all tensors. A basis is made from the first gradient that is not zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from comera_lab.optimizers import checks
 from comera_lab.optimizers.cutting import cut_state
+from comera_lab.optimizers.eager import EagerOptimizer
 from comera_lab.optimizers.report import OptimizerReport, OptimizerRow
 from comera_lab.optimizers.stacks import Slot, lift_all, project_all
 from comera_lab.optimizers.subspaces import Bases, Subspace, bases_of, subspace_for, subspace_of
@@ -28,19 +29,12 @@ _GOLDEN = 0.618033988749895
 Work = Literal["first", "refresh", "align"]
 
 
-class ProjectedOptimizer(torch.optim.Optimizer):
-    """torch.optim.Optimizer for updates in subspaces. A subclass gives the moments and the two updates."""
+class ProjectedOptimizer(EagerOptimizer):
+    """The base of updates in subspaces. A subclass gives the moments and the two updates."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
-        wanted = [group for group in self.param_groups if (group["rank"], group["rank_ratio"]) != (None, None)]
-        if wanted and not any(row.rank for row in self.report().rows):
-            sizes = [parameter.numel() for group in wanted for parameter in group["params"]]
-            raise ValueError(
-                f"rank or rank_ratio asks for projection, but none of {len(sizes)} parameters is projected: the "
-                f"largest has {max(sizes, default=0):,} elements. Matrices and convolutions of more than plain_up_to = "
-                f"{wanted[0]['plain_up_to']:,} elements are; lower plain_up_to, or set rank and rank_ratio to None."
-            )
+        self.refuse_idle_projection()
 
     # what a subclass gives
 
@@ -67,29 +61,6 @@ class ProjectedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     # torch.optim's own interface
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its own settings win over the defaults. The caller's dict stays as it is."""
-        super().add_param_group(checks.checked_group(param_group, self.defaults))
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient; returns the closure's loss, if there is a closure.
-
-        Raises ValueError, with nothing changed, for sparse and for non-finite gradients, naming the parameters.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.update()
-        return loss
 
     @torch.no_grad()
     def update(self, only: Collection[Tensor] | None = None) -> None:

@@ -119,6 +119,15 @@ def check_parameter(parameter: object, name: str) -> None:
         raise ValueError(f"parameters must be dense, got {name} of layout {parameter.layout}. Leave it out.")
 
 
+def refuse_capture() -> None:
+    """Raises RuntimeError while a CUDA graph is being captured: it would replay what this one step decided."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "step() decides in Python which bases are due and cannot be captured in a CUDA graph, got a call during a "
+            "capture. Use comera_lab.experiments.graphs.GraphedStep, which keeps that outside the graph."
+        )
+
+
 def check_gradient(gradient: Tensor, name: str) -> None:
     """Refuse a sparse gradient."""
     if gradient.layout != torch.strided:

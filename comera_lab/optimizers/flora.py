@@ -13,8 +13,8 @@ accumulation, and its rule that skips long matrices such as embeddings: give tho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, overload
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +22,13 @@ from torch import Tensor
 from comera_lab.optimizers import checks
 from comera_lab.optimizers.adafactor import adafactor_direction
 from comera_lab.optimizers.coap import PLAIN_UP_TO
+from comera_lab.optimizers.eager import EagerOptimizer
 from comera_lab.optimizers.projection import oriented, projected_rank
 from comera_lab.optimizers.report import OptimizerReport, OptimizerRow
 from comera_lab.shapes import ShapeError
 
 
-class Flora(torch.optim.Optimizer):
+class Flora(EagerOptimizer):
     """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) with Flora's first moment.
 
     rank, rank_ratio   of the first moment of matrices with more than `plain_up_to` elements; a convolution is taken as
@@ -66,34 +67,17 @@ class Flora(torch.optim.Optimizer):
             "scale_parameter": scale_parameter, "plain_up_to": plain_up_to, "seed": seed, "maximize": maximize,
         }  # fmt: skip
         super().__init__(params, defaults)
-        wanted = beta1 is not None and any((g["rank"], g["rank_ratio"]) != (None, None) for g in self.param_groups)
-        if wanted and not any(row.rank for row in self.report().rows):
-            raise ValueError(
-                f"rank or rank_ratio asks for projection, but no parameter is projected. Matrices and convolutions of "
-                f"more than plain_up_to = {plain_up_to:,} elements are; lower plain_up_to, or set both to None."
-            )
+        if beta1 is not None:  # without a first moment nothing is projected, and nothing has to be
+            self.refuse_idle_projection()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its own settings win over the defaults. The caller's dict stays as it is."""
         _check_own_settings({**self.defaults, **param_group})
-        super().add_param_group(checks.checked_group(param_group, self.defaults))
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+        super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient; returns the closure's loss, if there is a closure.
-
-        Raises ValueError, with nothing changed, for sparse and for non-finite gradients, naming the parameters.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def update(self) -> None:
+        """`step` without closure and hooks."""
         due = [entry for entry in self._parameters() if entry[0].grad is not None]
         gradients = [parameter.grad for parameter, _, _, _ in due if parameter.grad is not None]
         for gradient, (_, _, name, _) in zip(gradients, due, strict=True):
@@ -104,7 +88,6 @@ class Flora(torch.optim.Optimizer):
             if not state:
                 state.update(_fresh_state(parameter, group, number))
             _update(parameter, -gradient if group["maximize"] else gradient, group, state)
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, in float32. Raises ShapeError, with nothing changed, where it does not fit."""
