@@ -21,6 +21,9 @@ GRAPH = 1e-5
 # With 8-bit moments such a rounding can move a value across the border of two codes: 8e-4 was seen in float32.
 GRAPH_CODED = 5e-3
 
+# Scores of a two-block transformer whose matrices of known TT rank went through a TT-SVD, in float32.
+REBUILT = 2e-5
+
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Frobenius norm of `got - want` over that of `want`, in float64. A zero `want` gives the plain norm."""

@@ -82,11 +82,11 @@ class PlannerPanel(Panel):
         return self.plan.table()
 
     def static(self) -> go.Figure:
-        """The bars with a slider over four batches."""
+        """The bars with a slider over some batches."""
         chosen = self._batches()[1::3] if len(self._batches()) > 4 else self._batches()
         plans = {str(batch): self._planned(batch) for batch in chosen}
         figures = [(batch, plan_bars(plan)) for batch, plan in plans.items()]
-        return with_slider(figures, f"{self.model.value}, batch ")
+        return with_slider(figures, f"{self.model.value}, batch ", active=1)
 
     def _controls(self) -> tuple[ChoiceControl | TogglesControl, ...]:
         return (
