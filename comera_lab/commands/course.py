@@ -25,7 +25,6 @@ def add(commands: Any) -> None:
 
 
 def run_build(options: argparse.Namespace) -> int:
-    from comera_lab.teaching.build import notebooks_folder
     from comera_lab.teaching.course import CourseError, read_course
     from comera_lab.teaching.course_build import build_course
     from comera_lab.teaching.plan import plan_text
@@ -33,7 +32,7 @@ def run_build(options: argparse.Namespace) -> int:
     try:
         course = read_course(options.file)
         out = options.out or options.file.parent / course.slug
-        built = build_course(course, out, notebooks_folder().parent)
+        built = build_course(course, out)
     except CourseError as error:
         return _complain(error.problems)
     print(f"{plan_text(course)}\n{built}")

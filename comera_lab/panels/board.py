@@ -22,9 +22,11 @@ def class_bars(counts: Mapping[str, Mapping[str, int]]) -> go.Figure:
         values = [counts[key][word] for key in exercises]
         figure.add_bar(
             y=exercises, x=values, name=word, orientation="h", text=[value or "" for value in values],
-            textfont={"color": text, "size": 14}, marker={"color": colour, "pattern": {"shape": pattern}},
+            textfont={"color": text, "size": 14},
+            marker={"color": colour, "pattern": {"shape": pattern, "size": 9, "solidity": 0.15, "fillmode": "overlay",
+                                                 "fgcolor": "white"}},
         )  # fmt: skip
-    figure.update_layout(barmode="stack", xaxis_title="students", title="")
+    figure.update_layout(barmode="stack", xaxis_title="students", legend_traceorder="normal")
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 

@@ -101,8 +101,12 @@ def check_drift(root: Path | str | None = None) -> list[str]:
 
 
 def notebooks_folder(root: Path | str | None = None) -> Path:
-    """The folder `notebooks` of a checkout: under `root`, else under the working directory or this file's."""
-    roots = [Path(root)] if root is not None else [Path.cwd(), Path(__file__).resolve().parents[2]]
+    """The folder `notebooks` of a checkout: under `root`, else under the working directory or this file's.
+
+    An installed package holds the sources alone.
+    """
+    package = Path(__file__).resolve().parents[1]
+    roots = [Path(root)] if root is not None else [Path.cwd(), package.parent, package]
     for candidate in roots:
         if (candidate / "notebooks" / "source").is_dir():
             return candidate / "notebooks"

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comera_lab.teaching.build import build_lesson
+import comera_lab
+from comera_lab.teaching.build import build_lesson, notebooks_folder
 from comera_lab.teaching.course import Course, CourseError, Part
 from comera_lab.teaching.course_cell import cell_text
 from comera_lab.teaching.instructor import instructor_edition
@@ -30,9 +31,9 @@ STUDENT_README = """\
 {title}
 
 1. Unpack this archive.
-2. With Python 3.11 or newer:  pip install -c kit/binder/constraints.txt "./kit[lab]"
-   Without a network, where torch, jupyterlab, ipywidgets, anywidget, plotly and scikit-learn are installed, this
-   is enough:  set PYTHONPATH to the folder kit.
+2. With Python 3.11 or newer and a network:  pip install -c kit/binder/constraints.txt "./kit[lab]"
+   Without a network, where torch, jupyterlab, ipywidgets, anywidget, plotly and scikit-learn are installed:
+   set PYTHONPATH to the folder kit. That is enough in any case.
 3. jupyter lab lessons
 """
 
@@ -45,12 +46,19 @@ class Built:
     files: tuple[Path, ...]
 
     def __str__(self) -> str:
-        lines = [f"{path.relative_to(self.folder).as_posix():<48}{_size(path):>10}" for path in self.files]
+        each = [path for path in self.files if path.parent.name != "students"]
+        lines = [f"{path.relative_to(self.folder).as_posix():<48}{_size(path):>10}" for path in each]
+        if len(each) < len(self.files):
+            lines.append(f"students/: {len(self.files) - len(each)} zips, one for each seed")
         return "\n".join([f"in {self.folder}:", *("  " + line for line in lines)])
 
 
-def build_course(course: Course, out: Path, root: Path) -> Built:
-    """Write the course into the new or empty folder `out`. `root` is the checkout. CourseError if `out` is in use."""
+def build_course(course: Course, out: Path, root: Path | None = None) -> Built:
+    """Write the course into the new or empty folder `out`. CourseError if it is in use.
+
+    `root` is the checkout; default: the one that `notebooks_folder` finds.
+    """
+    root = root or notebooks_folder().parent
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CourseError([f"the folder for a course must be new or empty, got {out}. Name another, or empty it."])
     out.mkdir(parents=True, exist_ok=True)
@@ -119,12 +127,14 @@ def _pictures(course: Course, root: Path) -> Iterator[tuple[str, Path]]:
 
 def _kit(root: Path) -> Iterator[tuple[str, Path]]:
     """The package and its data, so that nothing of the kit has to be downloaded."""
-    for name in _KIT:
-        yield f"kit/{name}", root / name
-    for folder in ("comera_lab", "data"):
-        for path in sorted((root / folder).rglob("*")):
+    package = Path(comera_lab.__file__).parent
+    yield from ((f"kit/{name}", root / name) for name in _KIT if (root / name).is_file())
+    # an installed package has its data inside, a checkout beside it
+    folders = [package] if (package / "data").is_dir() else [package, package.parent / "data"]
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                yield f"kit/{path.relative_to(root).as_posix()}", path
+                yield f"kit/{path.relative_to(package.parent).as_posix()}", path
 
 
 def _zip(path: Path, files: Files) -> None:

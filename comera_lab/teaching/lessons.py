@@ -8,7 +8,8 @@ from pathlib import Path
 
 from comera_lab.teaching.build import notebooks_folder, read_cells
 
-_WORDS = {"a quarter of an hour": 15, "half an hour": 30, "forty minutes": 40, "an hour": 60}
+# the longer phrase first: "an hour" begins "an hour and a half"
+_WORDS = {"a quarter of an hour": 15, "half an hour": 30, "forty minutes": 40, "an hour and a half": 90, "an hour": 60}
 _TIME = re.compile(r"You need (?:about )?(" + "|".join(_WORDS) + r")\b")
 TEACHERS = "T0"  # the notebook for teachers is no lesson of a course
 

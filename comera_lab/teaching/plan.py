@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from comera_lab.teaching.course import Course, Part
 from comera_lab.teaching.exercises import EXERCISES
 from comera_lab.teaching.instructor import minutes_of
+from comera_lab.teaching.lessons import Lesson
+
+
+def in_sessions(lessons: Sequence[Lesson], session_minutes: int) -> list[list[Lesson]]:
+    """Lessons in sessions of at most `session_minutes`; a lesson that is longer has one of its own."""
+    found: list[list[Lesson]] = []
+    left = 0
+    for lesson in lessons:
+        if lesson.minutes > left:
+            found.append([])
+            left = session_minutes
+        found[-1].append(lesson)
+        left -= lesson.minutes
+    return found
 
 
 def sessions(course: Course) -> list[list[Part]]:
-    """Lessons in sessions of at most `session_minutes`; a lesson that is longer has one of its own."""
-    found: list[list[Part]] = []
-    left = 0
-    for part in course.parts:
-        if part.lesson.minutes > left:
-            found.append([])
-            left = course.session_minutes
-        found[-1].append(part)
-        left -= part.lesson.minutes
-    return found
+    """The parts of a course, session by session."""
+    parts = iter(course.parts)
+    found = in_sessions([part.lesson for part in course.parts], course.session_minutes)
+    return [[next(parts) for _ in session] for session in found]
 
 
 def total_minutes(course: Course) -> int:

@@ -216,6 +216,7 @@ def _smallest_step() -> tuple[int, str]:
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
+    from comera_lab.teaching.teachers import teachers_question
 
     questions = {
         "00": Question(
