@@ -20,6 +20,7 @@ from comera_lab.optimizers import checks
 from comera_lab.optimizers.cutting import cut_state
 from comera_lab.optimizers.eager import EagerOptimizer
 from comera_lab.optimizers.report import OptimizerReport, OptimizerRow
+from comera_lab.optimizers.sharding import ShardedMatrix, agreement, as_parts, local, subspace_on
 from comera_lab.optimizers.stacks import Slot, lift_all, project_all
 from comera_lab.optimizers.subspaces import Bases, Subspace, bases_of, subspace_for, subspace_of
 
@@ -72,7 +73,7 @@ class ProjectedOptimizer(EagerOptimizer):
             slot.bases = renewed.get(id(slot), slot.bases)
         project_all([slot for slot in slots if slot.bases])
         checked = [slot.gradient if slot.low is None else slot.low for slot in slots]
-        checks.refuse_nonfinite(checked, lambda number: slots[number].name)
+        checks.refuse_nonfinite(checked, lambda number: slots[number].name, agreement(slot.parameter for slot in slots))
         for slot in slots:
             self._begin(slot, renewed.get(id(slot)))
         for group in self.param_groups:
@@ -106,11 +107,11 @@ class ProjectedOptimizer(EagerOptimizer):
         for parameter, group, name in self._parameters():
             state = self.state.get(parameter, {})
             shape = tuple(parameter.shape)
-            subspace, ranks = self._plan(shape, group, state)
+            subspace, ranks = self._plan(parameter, group, state)
             if not self._begun(state):
                 with torch.device("meta"):
-                    state = self._fresh_state(parameter.to("meta"), group, subspace, ranks)
-            used = sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+                    state = self._fresh_state(parameter, group, subspace, ranks)
+            used = sum(local(value).nbytes for value in state.values() if isinstance(value, Tensor))
             rows.append(OptimizerRow(name, shape, ranks, subspace.side(shape) if subspace else None, used))
         return OptimizerReport(tuple(rows))
 
@@ -142,22 +143,25 @@ class ProjectedOptimizer(EagerOptimizer):
             checks.check_gradient(parameter.grad, name)
             gradient = -parameter.grad if group["maximize"] else parameter.grad
             state = self.state.get(parameter, {})
-            subspace, _ = self._plan(tuple(parameter.shape), group, state)
-            slot = Slot(name, parameter, gradient, group, state, subspace, _phase(number, group))
+            subspace, _ = self._plan(parameter, group, state)
+            if isinstance(subspace, ShardedMatrix):
+                gradient = subspace.rows_of(gradient)
+            slot = Slot(name, parameter, local(gradient), group, state, subspace, _phase(number, group))
             if subspace is not None:
-                slot.gradient = subspace.view(gradient)
+                slot.gradient = subspace.view(slot.gradient)
                 slot.bases = bases_of(state, subspace) if self._begun(state) else ()
             slots.append(slot)
         return slots
 
     def _plan(
-        self, shape: tuple[int, ...], group: Mapping[str, Any], state: Mapping[str, Any]
+        self, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]
     ) -> tuple[Subspace | None, tuple[int, ...] | None]:
         """Subspace and ranks: those of the state once there is one, those of the settings before."""
         if not self._begun(state):
-            subspace = subspace_for(shape, group)
+            shape = tuple(parameter.shape)
+            subspace = subspace_on(subspace_for(shape, group), parameter)
             return subspace, subspace.ranks(shape, group) if subspace else None
-        subspace = subspace_of(state)
+        subspace = subspace_on(subspace_of(state), parameter)
         return subspace, tuple(basis.shape[1] for basis in bases_of(state, subspace)) if subspace else None
 
     @staticmethod
@@ -168,14 +172,15 @@ class ProjectedOptimizer(EagerOptimizer):
     def _renewed_bases(self, slots: Sequence[Slot]) -> dict[int, Bases]:
         """id(slot) -> new bases, for those that are due. Nothing is kept yet."""
         due = [(slot, work) for slot in slots if slot.subspace is not None and (work := _work(slot)) is not None]
-        checks.refuse_nonfinite([slot.gradient for slot, _ in due], lambda number: due[number][0].name)
+        agree = agreement(slot.parameter for slot, _ in due)
+        checks.refuse_nonfinite([slot.gradient for slot, _ in due], lambda number: due[number][0].name, agree)
         renewed = {}
         for slot, work in due:
             subspace, group = slot.subspace, slot.group
             assert subspace is not None
             if work == "first":
                 ranks = subspace.ranks(tuple(slot.parameter.shape), group)
-                if ranks is not None and bool(torch.count_nonzero(slot.gradient)):
+                if ranks is not None and not subspace.is_zero(slot.gradient):
                     renewed[id(slot)] = subspace.first(slot.gradient, ranks, group["refresh"])
             elif work == "refresh":
                 renewed[id(slot)] = subspace.refreshed(slot.gradient, slot.bases, group["refresh"])
@@ -193,14 +198,15 @@ class ProjectedOptimizer(EagerOptimizer):
             state["step"] = _step_counter()
         if slot.subspace is None:
             if not self._begun(state):
-                shape = tuple(slot.parameter.shape)
-                state.update(self.new_moments(shape, slot.parameter, slot.group, low=False))
+                moments = self.new_moments(tuple(slot.weight.shape), slot.weight, slot.group, low=False)
+                state.update(as_parts(slot.parameter, moments, None))
         elif bases is not None:
             known = self._begun(state)
             old = bases_of(state, slot.subspace) if known else ()
             state.update(zip(slot.subspace.keys, bases, strict=True))
             if not known:
-                state.update(self.new_moments(tuple(slot.projected.shape), slot.parameter, slot.group, low=True))
+                moments = self.new_moments(tuple(slot.projected.shape), slot.weight, slot.group, low=True)
+                state.update(as_parts(slot.parameter, moments, slot.subspace))
             elif slot.group["transfer_moments"]:
                 self.transfer(slot, old)
 
@@ -223,13 +229,14 @@ class ProjectedOptimizer(EagerOptimizer):
     def _fresh_state(
         self, parameter: Tensor, group: Mapping[str, Any], subspace: Subspace | None, ranks: tuple[int, ...] | None
     ) -> dict[str, Tensor]:
-        shape = tuple(parameter.shape)
+        """What this process would hold for `parameter`, on the meta device."""
+        shape, here = tuple(parameter.shape), local(parameter).to("meta")
         state = {"step": _step_counter()}
         if subspace is None or ranks is None:
-            return {**state, **self.new_moments(shape, parameter, group, low=False)}
+            return {**state, **self.new_moments(tuple(here.shape), here, group, low=False)}
         for key, size in zip(subspace.keys, subspace.basis_shapes(shape, ranks), strict=True):
-            state[key] = parameter.new_empty(size)
-        return {**state, **self.new_moments(subspace.low_shape(shape, ranks), parameter, group, low=True)}
+            state[key] = here.new_empty(size)
+        return {**state, **self.new_moments(subspace.low_shape(shape, ranks), here, group, low=True)}
 
     def _check_loaded(self, state_dict: Mapping[str, Any]) -> None:
         mine = list(self._parameters())
@@ -241,8 +248,8 @@ class ProjectedOptimizer(EagerOptimizer):
     def _restored(self, parameter: Tensor, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the saved state of one parameter, in the dtypes and on the device of this one."""
         state: dict[str, Any] = {}
-        subspace, ranks = self._plan(tuple(parameter.shape), group, saved)
-        like = self._fresh_state(parameter.to("meta"), group, subspace, ranks) if self._begun(saved) else {}
+        subspace, ranks = self._plan(parameter, group, saved)
+        like = self._fresh_state(parameter, group, subspace, ranks) if self._begun(saved) else {}
         for key, value in saved.items():
             if not isinstance(value, Tensor) or key == "step":
                 state[key] = value.clone() if isinstance(value, Tensor) else value

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from comera_lab.optimizers.quantized import BLOCK
+from comera_lab.optimizers.sharding import is_sharded
 from comera_lab.optimizers.subspaces import subspace_of
 from comera_lab.shapes import ShapeError
 
@@ -137,25 +138,48 @@ def check_gradient(gradient: Tensor, name: str) -> None:
         )
 
 
-def refuse_nonfinite(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
-    """Raise ValueError if some tensor holds NaN or Inf, naming the first few; one reduction, one wait per device."""
-    if not tensors:
+def check_parts(group: Mapping[str, Any], optimizer: str, *, splits: bool) -> None:
+    """Refuse DTensors where an optimizer, or its 8-bit moments, need the whole parameter."""
+    if splits and group.get("bits") != 8:
         return
+    items = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+    if not any(is_sharded(item[1] if isinstance(item, tuple) else item) for item in items):
+        return
+    what = "8-bit moments are" if splits else f"{optimizer} is"
+    raise ValueError(
+        f"{what} for parameters that a process holds whole, got one that is split over processes. "
+        "Use DDP, or COAPAdamW, GaLoreAdamW or torch's AdamW in 32 bits."
+    )
+
+
+def refuse_nonfinite(
+    tensors: Sequence[Tensor], name_of: Callable[[int], str], agree: Callable[[bool], bool] | None = None
+) -> None:
+    """Raise ValueError if some tensor holds NaN or Inf, naming the first few; one reduction, one wait per device.
+
+    `agree` asks all processes that share the parameters, so that all of them raise.
+    """
+    bad = _nonfinite(tensors, name_of) if tensors else []
+    elsewhere = agree is not None and agree(bool(bad)) and not bad
+    if not bad and not elsewhere:
+        return
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    where = "the part of another process" if elsewhere else ", ".join(bad[:3]) + more
+    raise ValueError(
+        f"gradients must be finite, got non-finite values (NaN or Inf) for {where}. Nothing was "
+        "changed. Lower the learning rate, clip gradients, or let a GradScaler skip such steps."
+    )
+
+
+def _nonfinite(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> list[str]:
     # Euclidean, ten times as fast on a CPU as the largest magnitude; squares may overflow, hence the second look
     norms = [norm.float() for norm in torch._foreach_norm(list(tensors))]
     by_device: dict[torch.device, list[Tensor]] = {}
     for norm in norms:
         by_device.setdefault(norm.device, []).append(norm)
     if all(bool(torch.stack(some).isfinite().all()) for some in by_device.values()):
-        return
-    bad = [name_of(number) for number, tensor in enumerate(tensors) if not bool(tensor.isfinite().all())]
-    if not bad:
-        return
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    raise ValueError(
-        f"gradients must be finite, got non-finite values (NaN or Inf) for {', '.join(bad[:3])}{more}. Nothing was "
-        "changed. Lower the learning rate, clip gradients, or let a GradScaler skip such steps."
-    )
+        return []
+    return [name_of(number) for number, tensor in enumerate(tensors) if not bool(tensor.isfinite().all())]
 
 
 def check_state(parameter: Tensor, state: Mapping[str, Any], name: str) -> None:

@@ -79,6 +79,8 @@ class COAPAdamW(ProjectedOptimizer):
         settings = {key: value for key, value in locals().items() if key not in ("self", "params", "__class__")}
         super().__init__(params, settings)
 
+    splits = True
+
     def new_moments(
         self, shape: tuple[int, ...], parameter: Tensor, group: Mapping[str, Any], *, low: bool
     ) -> dict[str, Tensor]:
@@ -113,7 +115,7 @@ class COAPAdamW(ProjectedOptimizer):
     def update_plain(self, group: dict[str, Any], slots: Sequence[Slot]) -> None:
         same = [slot for slot in slots if MOMENTS[0] in slot.state and _keeps_dtype(slot)]
         if same:
-            weights, gradients = [slot.parameter for slot in same], [slot.gradient for slot in same]
+            weights, gradients = [slot.weight for slot in same], [slot.gradient for slot in same]
             decay, foreach = group["weight_decay"], group["foreach"]
             _adamw(group, same, weights, gradients, lr=group["lr"], weight_decay=decay, foreach=foreach)
         other = [slot for slot in slots if slot not in same]
@@ -124,7 +126,7 @@ class COAPAdamW(ProjectedOptimizer):
             rate = float(group["lr"])
             for slot, direction in zip(other, directions, strict=True):
                 decay = 1 - rate * group["weight_decay"]
-                descend(slot.parameter, direction, rate, decay, stochastic=group["stochastic_rounding"])
+                descend(slot.weight, direction, rate, decay, stochastic=group["stochastic_rounding"])
 
 
 def _adamw(

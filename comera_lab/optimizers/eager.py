@@ -21,6 +21,8 @@ class EagerOptimizer(torch.optim.Optimizer):
 
     # what a subclass gives
 
+    splits = False  # whether it steps parameters of which each process holds a part (FSDP2)
+
     def update(self) -> None:
         """`step` without closure and hooks."""
         raise NotImplementedError
@@ -52,7 +54,9 @@ class EagerOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its own settings win over the defaults. The caller's dict stays as it is."""
-        super().add_param_group(checks.checked_group(param_group, self.defaults))
+        group = checks.checked_group(param_group, self.defaults)
+        checks.check_parts({**self.defaults, **group}, type(self).__name__, splits=self.splits)
+        super().add_param_group(group)
 
     def refuse_idle_projection(self) -> None:
         """Raises ValueError where groups ask for projection and no parameter is projected."""

@@ -6,12 +6,16 @@ inputs are computed in float32 and handed back in their own dtype.
 
 COAP (Xiao et al. 2024, arXiv 2412.00071) keeps P near where it was: a cheap refresh every few hundred steps and a
 gradient step on an alignment loss in between. GaLore (Zhao et al. 2024, arXiv 2403.03507) takes a full SVD.
+
+Where processes share the rows of a gradient, each hands in its own rows, and `total`, which adds a tensor up over all
+processes: every sum over rows goes through it, so all processes get the same basis.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -22,6 +26,7 @@ from comera_lab.shapes import ShapeError
 _NotConverged: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 Alignment = Literal["scale-free", "paper"]
+Total = Callable[[Tensor], Tensor]
 
 # Up to this many columns the exact basis costs less than a sketch: eigh of 128 x 128 takes 0.8 ms on two CPU cores.
 _EXACT_COLS = 128
@@ -77,6 +82,12 @@ def svd_basis(gradient: Tensor, rank: int) -> Tensor:
     return vectors[..., :rank, :].mT.to(gradient).contiguous()
 
 
+def gram_basis(gradient: Tensor, rank: int, total: Total) -> Tensor:
+    """`svd_basis` for rows that processes share: eigenvectors of G'G, added up in float64, (cols x cols) in one sum."""
+    exact = gradient.double()
+    return leading_eigenvectors(total(exact.mT @ exact), rank).to(gradient).contiguous()
+
+
 def random_basis(
     cols: int,
     rank: int,
@@ -92,7 +103,9 @@ def random_basis(
     return orthonormalize(normal).to(dtype)
 
 
-def sketch_basis(gradient: Tensor, rank: int, generator: torch.Generator | None = None) -> Tensor:
+def sketch_basis(
+    gradient: Tensor, rank: int, generator: torch.Generator | None = None, total: Total | None = None
+) -> Tensor:
     """A first basis (cols, rank) for `gradient` (rows, cols), ordered by energy, without an SVD of the gradient.
 
     At most 128 columns: exact, from the eigenvectors of G'G. Beyond: a random start twice as wide, three subspace
@@ -100,7 +113,8 @@ def sketch_basis(gradient: Tensor, rank: int, generator: torch.Generator | None 
     gradient gives some orthonormal basis. `generator` makes the start; None is a fixed one, the same on every
     machine of a distributed run.
     """
-    _check_rank(gradient, rank)
+    if total is None:
+        _check_rank(gradient, rank)
     wide = _widened(gradient)
     cols = wide.shape[-1]
     if cols <= _EXACT_COLS:
@@ -109,13 +123,13 @@ def sketch_basis(gradient: Tensor, rank: int, generator: torch.Generator | None 
         draw = generator if generator is not None else torch.Generator().manual_seed(cols)
         start = random_basis(cols, min(cols, 2 * rank), draw, batch=wide.shape[:-2], dtype=wide.dtype).to(wide.device)
         for _ in range(_SKETCH_ITERATIONS):
-            start = refresh_basis(wide, start)
-    inside = _over(wide @ start, _length(wide))  # (rows, width)
-    turn = leading_eigenvectors(inside.mT @ inside, rank)  # (width, rank)
+            start = refresh_basis(wide, start, total)
+    inside = _over(wide @ start, _length(wide, total))  # (rows, width)
+    turn = leading_eigenvectors(_summed(inside.mT @ inside, total), rank)  # (width, rank)
     return orthonormalize(start @ turn).to(gradient.dtype)
 
 
-def refresh_basis(gradient: Tensor, basis: Tensor) -> Tensor:
+def refresh_basis(gradient: Tensor, basis: Tensor, total: Total | None = None) -> Tensor:
     """COAP's refresh: one subspace iteration, orth(G' G P), from the basis (cols, rank) that is there.
 
     The published form takes QR of G P and a small SVD (COAP, equation 6); this spans the same subspace with two thin
@@ -124,8 +138,9 @@ def refresh_basis(gradient: Tensor, basis: Tensor) -> Tensor:
     """
     _check_basis(gradient, basis)
     wide, old = _widened(gradient), _widened(basis)
-    length = _length(wide)
-    again = wide.mT @ _over(wide @ old, length)  # the thin matrices are scaled: the gradient is not copied
+    length = _length(wide, total)
+    # the thin matrices are scaled: the gradient is not copied
+    again = _summed(wide.mT @ _over(wide @ old, length), total)
     return orthonormalize(_over(again, length) + _INERTIA * old).to(basis.dtype)
 
 
@@ -136,6 +151,7 @@ def align_basis(
     *,
     kind: Alignment = "scale-free",
     step: float = _PAPER_STEP,
+    total: Total | None = None,
 ) -> Tensor:
     """COAP's alignment step: one gradient step on the basis P (cols, rank), `momentum` M (rows, rank) or None.
 
@@ -154,7 +170,7 @@ def align_basis(
             f"momentum must be (rows, rank) = {(*wide.shape[:-1], old.shape[-1])}, got {tuple(momentum.shape)}."
         )
     rows = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (rows, 1), the one pass over all of G
-    slope = _alignment_slope(wide, rows, old, None if momentum is None else momentum.to(wide.dtype), kind)
+    slope = _alignment_slope(wide, rows, old, None if momentum is None else momentum.to(wide.dtype), kind, total)
     if kind == "paper":
         norm: Tensor = torch.linalg.vector_norm(slope, dim=(-2, -1), keepdim=True)
         return (old - step * slope / norm.clamp_min(1.0)).to(basis.dtype)
@@ -162,7 +178,12 @@ def align_basis(
 
 
 def _alignment_slope(
-    gradient: Tensor, row_lengths: Tensor, basis: Tensor, momentum: Tensor | None, kind: Alignment
+    gradient: Tensor,
+    row_lengths: Tensor,
+    basis: Tensor,
+    momentum: Tensor | None,
+    kind: Alignment,
+    total: Total | None,
 ) -> Tensor:
     """Derivative by P of scale |G P P' - G|^2 (1 - mean cos(M P', G)), (cols, rank), from thin products alone.
 
@@ -172,27 +193,30 @@ def _alignment_slope(
     tiny = torch.finfo(gradient.dtype).tiny
     unit = torch.ones_like(row_lengths[..., :1, :])
     if kind == "scale-free":
-        norm = _length_of(row_lengths)
+        norm = _length_of(row_lengths, total)
         unit = torch.where(norm > 0, 1 / norm.clamp_min(tiny), 0.0)
-    scale = 1.0 if kind == "scale-free" else 1.0 / (gradient.shape[-2] * gradient.shape[-1])
+    count = gradient.shape[-2]
+    if total is not None:
+        count = int(total(torch.tensor(float(count), dtype=torch.float64, device=gradient.device)))
+    scale = 1.0 if kind == "scale-free" else 1.0 / (count * gradient.shape[-1])
     low = gradient @ basis  # (rows, rank), still without its factor `unit`
     overlap = basis.mT @ basis  # (rank, rank), I if orthonormal
-    inside = unit.square() * (low.mT @ low)  # (rank, rank)
+    inside = unit.square() * _summed(low.mT @ low, total)  # (rank, rank)
     # by d|G P P' - G|^2: 2 G'(G P P'P - 2 G P) + 2 P P'G'G P
     away = 2 * scale * unit * (overlap - 2 * torch.eye(overlap.shape[-1], dtype=low.dtype, device=low.device))
     if momentum is None:
-        return unit * (gradient.mT @ (low @ away)) + basis @ (2 * scale * inside)
+        return unit * _summed(gradient.mT @ (low @ away), total) + basis @ (2 * scale * inside)
     lengths = unit * row_lengths
-    energy = lengths.square().sum((-2, -1), keepdim=True)
+    energy = _summed(lengths.square().sum((-2, -1), keepdim=True), total)
     missed = scale * (energy - 2 * _trace(inside) + (inside * overlap).sum((-2, -1), keepdim=True))
     size = (momentum * (momentum @ overlap)).sum(-1, keepdim=True).clamp_min(0).sqrt()  # |M_i P'|
-    weight = torch.where(size > 0, 1 / (size * lengths).clamp_min(tiny), 0.0) / gradient.shape[-2]
+    weight = torch.where(size > 0, 1 / (size * lengths).clamp_min(tiny), 0.0) / count
     cosine = (momentum * low).sum(-1, keepdim=True) * (unit * weight)  # cos_i / rows
-    far = (1 - cosine.sum(-2, keepdim=True)).clamp_min(0)
+    far = (1 - _summed(cosine.sum(-2, keepdim=True), total)).clamp_min(0)
     # by d cos_i: G_i M_i / (|M_i P'| |G_i|) - cos_i P M_i M_i' / |M_i P'|^2
     outside = torch.addcmul(low @ (far * away), missed * weight, momentum, value=-1)
-    turned = momentum.mT @ (cosine / size.square().clamp_min(tiny) * momentum)
-    return unit * (gradient.mT @ outside) + basis @ (2 * scale * far * inside + missed * turned)
+    turned = _summed(momentum.mT @ (cosine / size.square().clamp_min(tiny) * momentum), total)
+    return unit * _summed(gradient.mT @ outside, total) + basis @ (2 * scale * far * inside + missed * turned)
 
 
 def project(gradient: Tensor, basis: Tensor) -> Tensor:
@@ -281,14 +305,18 @@ def leading_eigenvectors(symmetric: Tensor, rank: int) -> Tensor:
     return vectors.flip(-1)[..., :rank]
 
 
-def _length(gradient: Tensor) -> Tensor:
+def _length(gradient: Tensor, total: Total | None = None) -> Tensor:
     """Frobenius norm of each matrix, (.., 1, 1); 0 where the entries are so small that their squares vanish."""
-    return _length_of(torch.linalg.vector_norm(gradient, dim=-1, keepdim=True))
+    return _length_of(torch.linalg.vector_norm(gradient, dim=-1, keepdim=True), total)
 
 
-def _length_of(row_lengths: Tensor) -> Tensor:
+def _length_of(row_lengths: Tensor, total: Total | None = None) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(row_lengths, dim=(-2, -1), keepdim=True)
-    return length
+    return length if total is None else total(length.double().square()).sqrt().to(length.dtype)
+
+
+def _summed(part: Tensor, total: Total | None) -> Tensor:
+    return part if total is None else total(part)
 
 
 def _over(tensor: Tensor, length: Tensor) -> Tensor:

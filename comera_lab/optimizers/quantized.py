@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comera_lab.optimizers.sharding import local
 from comera_lab.shapes import ShapeError
 
 BLOCK = 256
@@ -76,16 +77,16 @@ def dequantize_blockwise(
 def read_moment(state: dict[str, Any], name: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """Moment `name` of an optimizer state: the tensor itself, or float32 from its codes."""
     if name in state:
-        moment: Tensor = state[name]
-        return moment
+        return local(state[name])
     return dequantize_blockwise(state[f"{name}_codes"], state[f"{name}_scales"], _map_of(name), shape)
 
 
 def write_moment(state: dict[str, Any], name: str, value: Tensor) -> None:
     """Put `value` into moment `name` of an optimizer state, in place and in the form in which it is kept there."""
     if name in state:
-        if state[name] is not value:
-            state[name].copy_(value)
+        kept = local(state[name])
+        if kept is not value:
+            kept.copy_(value)
         return
     codes, scales = quantize_blockwise(value, _map_of(name))
     state[f"{name}_codes"].copy_(codes)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comera_lab.optimizers.sharding import local
 from comera_lab.optimizers.subspaces import MATRIX, Bases, Subspace
 
 # Elements: up to here a product on a CPU costs less than its call and the copy into a stack.
@@ -28,6 +29,11 @@ class Slot:
     phase: int
     bases: Bases = ()
     low: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter, or the part of it that this process updates."""
+        return local(self.parameter)
 
     @property
     def steps_done(self) -> int:
@@ -75,7 +81,7 @@ def lift_all(slots: Sequence[Slot], directions: Sequence[Tensor], rate: float, d
 def _lift_one(slot: Slot, direction: Tensor, change: Tensor | None, rate: float, decay: float) -> None:
     subspace = slot.subspace
     assert subspace is not None
-    weight = subspace.view(slot.parameter)
+    weight = subspace.view(slot.weight)
     if change is None:
         basis = slot.bases[0]
         if subspace is MATRIX and weight.dtype == direction.dtype == basis.dtype:

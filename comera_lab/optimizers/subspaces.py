@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from comera_lab.optimizers import projection, tucker
@@ -33,6 +34,8 @@ class Subspace(Protocol):
 
     def view(self, tensor: Tensor) -> Tensor: ...
 
+    def is_zero(self, gradient: Tensor) -> bool: ...
+
     def first(self, gradient: Tensor, ranks: tuple[int, ...], refresh: Refresh) -> Bases: ...
 
     def refreshed(self, gradient: Tensor, bases: Bases, refresh: Refresh) -> Bases: ...
@@ -46,7 +49,7 @@ class Subspace(Protocol):
     def transfer(self, mean: Tensor, square: Tensor | None, old: Bases, new: Bases) -> tuple[Tensor, Tensor | None]: ...
 
 
-class _Matrix:
+class Matrix:
     """A matrix, or a convolution with a 1x1 window: one basis on the smaller side."""
 
     keys: tuple[str, ...] = ("basis",)
@@ -66,6 +69,9 @@ class _Matrix:
 
     def view(self, tensor: Tensor) -> Tensor:
         return projection.oriented(tensor[..., 0, 0] if tensor.ndim == 4 else tensor)
+
+    def is_zero(self, gradient: Tensor) -> bool:
+        return not bool(torch.count_nonzero(gradient))
 
     def first(self, gradient: Tensor, ranks: tuple[int, ...], refresh: Refresh) -> Bases:
         make = projection.svd_basis if refresh == "svd" else projection.sketch_basis
@@ -109,6 +115,9 @@ class _Tucker:
     def view(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def is_zero(self, gradient: Tensor) -> bool:
+        return not bool(torch.count_nonzero(gradient))
+
     def first(self, gradient: Tensor, ranks: tuple[int, ...], refresh: Refresh) -> Bases:
         return tucker.hosvd_bases(gradient, (ranks[0], ranks[1]))
 
@@ -130,7 +139,7 @@ class _Tucker:
         return tucker.transfer_moments(mean, square, (old[0], old[1]), (new[0], new[1]))
 
 
-MATRIX: Subspace = _Matrix()
+MATRIX: Subspace = Matrix()
 TUCKER: Subspace = _Tucker()
 
 
