@@ -18,6 +18,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "IPython": "ipython", "pyarrow.parqu
 TEST_ONLY = frozenset({"jupytext", "nbclient", "nbconvert", "playwright", "psutil"})
 DATA_ONLY = frozenset({"datasets", "pyarrow"})
 COURSE_ONLY = frozenset({"PyYAML", "nbgrader", "otter-grader"})
+HUGGINGFACE_ONLY = frozenset({"transformers", "accelerate"})
 REPORTED = (
     "comera_lab", "jupyterlab", "ipykernel", "ipywidgets", "jupyterlab_widgets", "anywidget", "plotly",
     "nbformat", "tensorly", "scikit-learn", "safetensors", "triton",
@@ -28,7 +29,7 @@ def require(package: str, purpose: str) -> ModuleType:
     """The imported optional package, or an ImportError of one line that names it and the install command."""
     if util.find_spec(package.partition(".")[0]) is None:
         name = DISTRIBUTIONS.get(package, package)
-        extras = {"data": DATA_ONLY, "course": COURSE_ONLY, "test": TEST_ONLY}
+        extras = {"data": DATA_ONLY, "course": COURSE_ONLY, "huggingface": HUGGINGFACE_ONLY, "test": TEST_ONLY}
         extra = next((extra for extra, names in extras.items() if name in names), "lab")
         raise ImportError(f'{name} is needed for {purpose}. Install it with: pip install "comera_lab[{extra}]"')
     return importlib.import_module(package)
