@@ -22,9 +22,10 @@ _loaded: list[str] = []
 def nobody_here() -> bool:
     """True when the kernel was started by nbconvert, nbclient or the like, which cannot type an answer.
 
-    COMERA_LAB_FIGURES=live or plain (see `live`) keeps the widgets.
+    COMERA_LAB_FIGURES=live or plain (see `live`) keeps the widgets; so does Voila, whose reader moves them although
+    its kernel cannot ask.
     """
-    if os.environ.get("COMERA_LAB_FIGURES"):
+    if os.environ.get("COMERA_LAB_FIGURES") or os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):
         return False
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

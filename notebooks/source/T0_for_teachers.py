@@ -58,7 +58,10 @@ from comera_lab.teaching.course_build import build_course
 
 given = {
     "title": "Low rank in a morning",
-    "lessons": ["00", {"lesson": "02", "presets": {"energy_percent": 95}, "locked": ["energy_percent"]}],
+    "lessons": [
+        "00",
+        {"lesson": "02", "presets": {"energy_percent": 95}, "locked": ["energy_percent"]},
+    ],
     "deadline": "2027-01-15",
     "solutions": "after-deadline",
     "students": 3,
@@ -85,6 +88,7 @@ except CourseError as error:
 # ## Exercise: how many meetings?
 #
 # Lessons are taken in order, and a lesson is not cut in two. How many meetings does a course need?
+
 
 # %% tags=["exercise:T0.1"]
 def sessions_needed(minutes, session):
@@ -170,7 +174,7 @@ from comera_lab.teaching.board import KIND, ClassBoard
 results = folder / "results"
 results.mkdir(exist_ok=True)
 for who, right, accuracy in (("one", 2, 91.0), ("two", 1, 93.5), ("three", 0, 88.0)):
-    words = {f"00.{k}": {"word": "Right" if k <= right else "Not yet", "mistake": None} for k in (1, 2, 3)}
+    words = {f"00.{k}": {"word": "Right" if k <= right else "Not yet"} for k in (1, 2, 3)}
     words["00.3"]["mistake"] = "adds"
     runs = [{"lane": "invented", "parameters": 2000 * (right + 1), "accuracy_percent": accuracy}]
     result = {"kind": KIND, "schema_version": 1, "who": who, "exercises": words, "runs": runs}
@@ -187,6 +191,7 @@ board.bars()
 # An answer is a word and the name of the mistake, or `None` where there is none or none that the
 # checker knows.
 # Which mistake is the commonest?
+
 
 # %% tags=["exercise:T0.2"]
 def commonest_mistake(answers):
