@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -67,6 +68,8 @@ def costs(
     data = prepare(configs[0], streams)[1]
     trainers: list[LanguageTrainer | RankTrainer] = []
     for config, last in zip(configs, ranks, strict=True):
+        # as it begins: far from any cut
+        config = replace(config, training=replace(config.training, steps=100 * (timed_steps + 2)))
         trainers += [trainer_of(config, data), _as_it_ended(config, last, data)]
     times: list[list[float]] = [[] for _ in trainers]
     for _ in range(timed_steps + 1):

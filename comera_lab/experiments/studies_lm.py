@@ -30,7 +30,7 @@ from comera_lab.models.decoder import DecoderConfig
 from comera_lab.objectives import model_size
 
 SEEDS = (0, 1, 2)
-START_RATE = 1e-2
+START_RATE = 5e-3
 _TUNING_SEED, _TUNING_BLOCKS = 100, 128
 _TIMED_STEPS = 20
 _EVERY = 80  # steps between two looks at the gradient, for GaLore by SVD, for COAP warm, with four alignment steps
@@ -40,12 +40,23 @@ _COMMAND = 'python -c "from comera_lab.experiments.studies_lm import language_st
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train. `optimizer` has everything dense; cores and gates are under AdamW."""
+    """One way to train. `optimizer` has everything dense; cores and gates are under AdamW.
+
+    `tensorised` without `ranks` keeps its ranks: what the rate of arms that learn theirs is tuned on.
+    """
 
     method: str
     optimizer: str = "adamw"
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: RankPlan | None = None
+    tensorised: bool = False
+
+    @property
+    def tuned(self) -> Arm:
+        """The arm whose best rate this one takes: itself, or its twin at fixed ranks."""
+        if self.ranks is None:
+            return self
+        return Arm(f"fixed ranks, {self.optimizer}", self.optimizer, self.settings, tensorised=True)
 
 
 ARMS = (
@@ -69,7 +80,7 @@ class LanguageStudy:
     validation_blocks: int = 256
     batch_size: int = 8
     steps: int = 500
-    tuning_steps: int = 150
+    tuning_steps: int = 250
     evaluate_every: int = 125
 
     def config(self, arm: Arm, rate: float, seed: int, steps: int | None = None) -> LanguageConfig:
@@ -85,7 +96,7 @@ class LanguageStudy:
             evaluate_every=self.evaluate_every if steps is None else 0,
         )
         return LanguageConfig(
-            model=self.dense if arm.ranks is None else self.tensorised,
+            model=self.tensorised if arm.ranks is not None or arm.tensorised else self.dense,
             training=training,
             corpus=self.corpus,
             tokens=self.tokens,
@@ -102,13 +113,15 @@ def language_study(
     seeds: Iterable[int] = SEEDS,
     start_rate: float = START_RATE,
     streams: TokenStreams | None = None,
+    tried: Mapping[str, Mapping[float, float]] | None = None,
     on_result: Callable[[LanguageResultRow], None] | None = None,
 ) -> list[LanguageResultRow]:
     """Train every arm from every seed on one thread; append run, evaluation and result rows to `out_path`.
 
     Each arm gets the rate, of those that double from one to the next, with the lowest loss on the last files of the
-    training side after `tuning_steps` steps, with a seed used nowhere else, by the same rule for all. An interrupted
-    study goes on where it was: what `out_path` holds is not made again. On a busy machine call `remeasure` afterwards.
+    training side after `tuning_steps` steps, with a seed used nowhere else; arms that learn ranks take over the best
+    rate of fixed ranks. `tried` is what `tune` found for some of them. An interrupted study goes on where it was: what
+    `out_path` holds is not made again. On a busy machine call `remeasure` afterwards.
     """
     study = LanguageStudy() if study is None else study
     threads = torch.get_num_threads()
@@ -116,14 +129,15 @@ def language_study(
     made = []
     try:
         streams, _ = prepare(study.config(arms[0], start_rate, 0), streams)
-        tried = _tried(out_path)
+        known = {name: dict(losses) for name, losses in {**(tried or {}), **_tried(out_path)}.items()}
         for seed in seeds:
             for arm in arms:
                 if (arm.method, seed) in _finished(out_path):
                     continue
-                if arm.method not in tried:
-                    tried[arm.method] = _tuning(study, arm, start_rate, streams)
-                made.append(_recorded(out_path, study, arm, tried[arm.method], seed, streams))
+                name = arm.tuned.method
+                if name not in known:
+                    known[name] = tune(arm, study, start_rate, streams)
+                made.append(_recorded(out_path, study, arm, known[name], seed, streams))
                 if on_result is not None:
                     on_result(made[-1])
     finally:
@@ -198,24 +212,25 @@ def _finished(path: str | Path) -> set[tuple[str, int]]:
 
 
 def _tried(path: str | Path) -> dict[str, dict[float, float]]:
-    """What a rate was chosen from, by method, as far as `path` tells."""
+    """What a rate was chosen from, by the method it was tuned on, as far as `path` tells."""
     configs = [run[0]["config"] for run in _runs(path)]
-    return {one["method"]: {float(rate): loss for rate, loss in one["tried"].items()} for one in configs}
+    return {one["tuned_on"]: {float(rate): loss for rate, loss in one["tried"].items()} for one in configs}
 
 
-def _tuning(study: LanguageStudy, arm: Arm, start_rate: float, streams: TokenStreams) -> dict[float, float]:
-    """Rate -> loss on held-out files of the training side; doubles or halves until the best has worse neighbours."""
+def tune(arm: Arm, study: LanguageStudy, start_rate: float, streams: TokenStreams) -> dict[float, float]:
+    """Rate -> loss on held-out files of the training side; doubles or halves until the best has worse neighbours.
+
+    On the thread count that is set.
+    """
     cut = len(streams.train) - 1 - _TUNING_BLOCKS * study.tokens
     inner = replace(streams, train=streams.train[:cut], validation=streams.train[cut:])
 
     def loss_at(rate: float) -> float:
-        config = study.config(arm, rate, _TUNING_SEED, study.tuning_steps)
+        config = study.config(arm.tuned, rate, _TUNING_SEED, study.tuning_steps)
         data = inner.blocks(study.tokens)
         trainer = trainer_of(config, data)
         while not trainer.done:
             trainer.step()
-        if isinstance(trainer, RankTrainer):
-            trainer.finish()
         return evaluate(trainer.model, data)[0]
 
     losses = {start_rate: loss_at(start_rate)}
@@ -238,6 +253,7 @@ def _recorded(
     config = study.config(arm, min(tried, key=lambda rate: tried[rate]), seed)
     about = {
         "method": arm.method,
+        "tuned_on": arm.tuned.method,
         "data": streams.source,
         "data_digest": streams.digest,
         "characters_per_token": streams.characters_per_token,
@@ -289,6 +305,7 @@ def _result(
 
 
 def _config_of(recorded: Mapping[str, Any], result: Mapping[str, Any]) -> LanguageConfig:
-    arm = next(arm for arm in ARMS if arm.method == result["method"])
+    ranks = None if recorded["ranks"] is None else RankPlan(**recorded["ranks"])
+    arm = Arm(result["method"], result["optimizer"], result["settings"], ranks)
     study = LanguageStudy(batch_size=recorded["training"]["batch_size"], tokens=recorded["tokens"])
     return study.config(arm, result["learning_rate"], 0)

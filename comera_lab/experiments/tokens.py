@@ -1,7 +1,7 @@
 """Texts as ids: byte-pair codes learned on the training side, streams cut into blocks, causal or masked.
 
-The cache is keyed by the corpus' digest, the vocabulary and `BUILDER_VERSION`, and its checksum is compared each time it
-is read: a damaged one is made anew, for the texts are here.
+The cache is keyed by the corpus' digest, the vocabulary and `BUILDER_VERSION`, and its checksum is compared each time
+it is read: a damaged one is made anew, for the texts are here.
 """
 
 from __future__ import annotations
