@@ -24,7 +24,7 @@ from comera_lab.experiments import bench
 from comera_lab.experiments.recorder import read_rows, split_runs
 from comera_lab.experiments.train import TrainConfig
 from comera_lab.runtime import doctor, report
-from comera_lab.teaching import build
+from comera_lab.teaching import build, reference
 
 FAST = ["train", "--size", "8", "--hidden", "32", "--rank", "2", "--device", "cpu"]
 Capture = pytest.CaptureFixture[str]
@@ -209,6 +209,8 @@ def test_bench_gpu_without_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_notebooks_build_and_check(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(reference, "write_reference", list)
+    monkeypatch.setattr(reference, "reference_drift", list)
     monkeypatch.setattr(build, "build_all", lambda: [Path("a.ipynb")])
     assert cli.main(["notebooks", "build"]) == 0
     assert capsys.readouterr().out == "wrote a.ipynb\n"

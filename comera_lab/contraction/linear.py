@@ -136,6 +136,7 @@ def _order(shape: TTShape, rows: int, cuts: tuple[int, ...]) -> Order:
 
 
 def half_chain_cuts(shape: TTShape) -> tuple[int, ...]:
+    """The cuts of y = (x A) B: one between the input modes and the output modes."""
     return (0, shape.split, len(shape.modes))
 
 

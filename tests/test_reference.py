@@ -1,0 +1,34 @@
+"""The reference page agrees with the docstrings, and every public name has one."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from comera_lab.teaching import reference
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert reference.reference_drift() == []
+
+
+def test_drift_is_noticed_and_mended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "REFERENCE.md"
+    monkeypatch.setattr(reference, "PAGE", page)
+    assert "REFERENCE.md differs from the docstrings" in reference.reference_drift()[0]
+    assert reference.write_reference() == [page]
+    assert (reference.write_reference(), reference.reference_drift()) == ([], [])
+    page.write_text(page.read_text(encoding="utf-8").replace("TTLinear", "TTLine"), encoding="utf-8")
+    assert len(reference.reference_drift()) == 1
+
+
+@pytest.mark.parametrize("room", reference.ROOMS)
+def test_every_public_name_has_a_docstring(room: str) -> None:
+    module = importlib.import_module(room)
+    things = {name: getattr(module, name) for name in module.__all__}
+    bare = [name for name, thing in things.items() if inspect.isroutine(thing) and not inspect.getdoc(thing)]
+    bare += [name for name, thing in things.items() if inspect.isclass(thing) and not thing.__doc__]
+    assert bare == []
