@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from comera_lab.memory.footprint import Footprint
-from comera_lab.memory.gpus import GPUS, fits_on
+from comera_lab.memory.gpus import GPUS, OVERHEAD, fits_on
 from comera_lab.memory.pools import POOLS, PRECISIONS, Pools
 from comera_lab.memory.states import StateSettings, state_bytes
 
@@ -118,6 +118,7 @@ class Plan:
             counts = [*row.pools.as_dict().values(), row.pools.total]
             cells = "".join(f"{count / size:>15,.2f}" for count in counts)
             lines.append(f"{row.label:<16}{row.parameters:>15,}{cells}  {row.smallest}")
+        lines.append(f"Cards hold what their makers print, less {OVERHEAD / 10**9:g} GB for what is in no pool.")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

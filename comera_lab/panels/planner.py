@@ -100,7 +100,8 @@ class PlannerPanel(Panel):
             heading(
                 "What fits on which GPU",
                 "All bars are predicted, from a copy of the model that holds no numbers. Upright lines are the memory "
-                "of GPUs as their makers print it; a bar that ends left of a line fits on that card.",
+                "of GPUs as their makers print it, less 0.8 GB for what is in no pool: a bar that ends left of a line "
+                "fits on that card.",
             ),
             boxes, self.methods.widget, self.tiles, self.bars.widget, self.line,
         )  # fmt: skip
