@@ -267,6 +267,30 @@ def test_lab_without_lessons_says_where_it_looked(lesson: Path, capsys: Capture)
     assert str(lesson.parent) in one_line(capsys)
 
 
+def test_lab_copies_the_lessons_of_an_installed_package_into_a_new_folder(
+    lesson: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    lesson.unlink()
+    packed = lesson.parents[1] / "elsewhere" / "comera_lab" / "notebooks"
+    for name in (lab.FIRST_LESSON, "solutions/one.ipynb", "images/one.png", "source/one.py"):
+        (packed / name).parent.mkdir(parents=True, exist_ok=True)
+        (packed / name).write_text("{}", encoding="utf-8")
+    assert cli.main(["lab"]) == 2
+    assert "comera-lab lab --copy lessons" in one_line(capsys)
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 0))
+    cli.main(["lab", "--copy", "mine"])
+    copied = {path.relative_to("mine").as_posix() for path in Path("mine").rglob("*") if path.is_file()}
+    assert copied == {lab.FIRST_LESSON, "solutions/one.ipynb", "images/one.png"}
+    if os.name == "posix":
+        assert f"--ServerApp.root_dir={Path('mine').resolve()}" in started[0]
+    Path("mine", lab.FIRST_LESSON).write_text("my answers", encoding="utf-8")
+    assert cli.main(["lab", "--copy", "mine"]) == 2
+    assert "needs a new folder" in one_line(capsys)
+    assert Path("mine", lab.FIRST_LESSON).read_text(encoding="utf-8") == "my answers"
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
 def test_lab_refuses_an_impossible_port(port: str, capsys: Capture) -> None:
     assert cli.main(["lab", "--port", port]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ def add(commands: Any) -> None:
     lab.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
     lab.add_argument("--port", type=int, help="port to listen on (default: 8888 or the next free one)")
     lab.add_argument("--allow-root", action="store_true", help="let root start it, as in some containers")
+    lab.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the lessons there first, to work on them")
     lab.set_defaults(run=run)
 
 
@@ -27,7 +29,30 @@ def lessons_folder() -> Path:
         if (folder / FIRST_LESSON).is_file():
             return folder
     looked = ", ".join(str(folder) for folder in candidates)
-    raise FileNotFoundError(f"{FIRST_LESSON} was not found in {looked}. Run this inside a checkout of comera_lab.")
+    remedy = (
+        "Run: comera-lab lab --copy lessons, which copies them there from the installed package."
+        if (_packed_lessons() / FIRST_LESSON).is_file()
+        else "Run this inside a checkout of comera_lab."
+    )
+    raise FileNotFoundError(f"{FIRST_LESSON} was not found in {looked}. {remedy}")
+
+
+def copy_lessons(target: Path) -> Path:
+    """Copy both editions and their pictures into the new folder `target`, which is returned.
+
+    ValueError, with nothing copied, where something is there already: it may be a learner's work.
+    """
+    if target.exists():
+        raise ValueError(f"--copy needs a new folder, got {target}, which exists. Open it with: cd {target}; "
+                         "comera-lab lab. Or give another name.")  # fmt: skip
+    packed = _packed_lessons()
+    found = packed if (packed / FIRST_LESSON).is_file() else lessons_folder()
+    shutil.copytree(found, target, ignore=shutil.ignore_patterns("source", "*.py", ".*"))
+    return target.resolve()
+
+
+def _packed_lessons() -> Path:
+    return Path(__file__).resolve().parents[1] / "notebooks"
 
 
 def lab_command(folder: Path, *, browser: bool, port: int | None, allow_root: bool) -> list[str]:
@@ -48,8 +73,9 @@ def run(options: argparse.Namespace) -> int:
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ValueError(f"--port must lie in 1 .. 65535, got {options.port}. Leave it out to take a free one.")
     require("jupyterlab", "the lessons")
+    folder = lessons_folder() if options.copy is None else copy_lessons(options.copy)
     command = lab_command(
-        lessons_folder(), browser=not options.no_browser, port=options.port, allow_root=options.allow_root
+        folder, browser=not options.no_browser, port=options.port, allow_root=options.allow_root
     )
     # Kernels inherit it: in a container their libraries would count the cores of the whole host.
     os.environ.setdefault("OMP_NUM_THREADS", str(cores_allowed()))
