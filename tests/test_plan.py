@@ -162,8 +162,9 @@ def test_two_and_three_blocks_tell_the_footprint_of_seven(compressed: bool, chec
         (DecoderConfig(layers=2, width=64, hidden=96, heads=4, vocabulary=500, positions=64), 500),
         (DecoderConfig(layers=2, width=64, hidden=96, heads=4, vocabulary=500, positions=64, recompute=True), 500),
         (MaskedConfig(layers=2, width=64, hidden=128, vocabulary=500, positions=64, kind="tt", word_rank=4), 500),
+        (MaskedConfig(layers=2, width=64, hidden=128, vocabulary=500, positions=64, dropout=0.1), 500),
     ],
-    ids=["causal", "recomputed", "masked, cores"],
+    ids=["causal", "recomputed", "masked, cores", "dropout: the CPU has no fused kernel"],
 )
 def test_attention_is_predicted_as_the_cpu_computes_it(config: Any, vocabulary: int) -> None:
     """The plain kernel, which meta tensors would take, keeps all attention weights: 6 % more here."""

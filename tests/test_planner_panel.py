@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import comera_lab.panels as lab
@@ -101,6 +103,19 @@ def test_methods_are_ticked(panel):
     with pytest.raises(ValueError, match="methods must be AdamW and at least one of"):
         panel.methods.value = ("COAP",)
     assert panel.methods.value == ("AdamW", "COAP 8-bit")
+
+
+def test_J01_a_burst_of_choices_ends_at_the_last_one(panel, monkeypatch):
+    planned, plan_now = [], panel._planned
+    monkeypatch.setattr(panel, "_planned", lambda: planned.append(panel.batch.value) or plan_now())
+    for batch in (*BATCHES, "2"):
+        panel.batch.value = str(batch)
+    deadline = time.monotonic() + 30
+    while "2 x 256 tokens" not in panel.line.value:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert planned[-1] == "2" and len(planned) <= 4
+    assert_agrees(panel)
 
 
 @pytest.mark.slow
