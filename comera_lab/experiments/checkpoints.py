@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +58,29 @@ def check_folder(path: Path) -> None:
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """The state that `write_checkpoint` wrote, tensors on `device`, read without running code from the file.
 
-    Raises CheckpointError where the file is missing, cut short or not a checkpoint.
+    Raises CheckpointError where the file is missing, cut short, damaged or not a checkpoint.
     """
     try:
+        damaged = _damaged_part(path)
+        if damaged is not None:
+            raise ValueError(f"its part {damaged!r} is damaged, the sum of its bytes is another one")
         state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError, *_ZIP_ERRORS) as error:
         raise CheckpointError(
             f"could not read the checkpoint {path}: {_reason(error)}. Start without resume, or give another file."
         ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} must hold a checkpoint, got a {type(state).__name__}. Give another file.")
     return state
+
+
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error)  # NotImplementedError is a RuntimeError
+
+
+def _damaged_part(path: Path) -> str | None:
+    """The first part of the archive whose checksum does not fit; torch.load would take its numbers as they are."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
 
 
 def _reason(error: Exception) -> str:

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import warnings
+import weakref
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -73,7 +76,8 @@ class Recorder:
 
     `config` (dataclass or mapping of plain values) goes into the first row; its "seed" entry is the run's
     seed unless `seed` is given. An existing file is continued with a new first row, and half a last line
-    that a kill left there is cut off. Raises OSError, naming the path, where the file cannot be written.
+    that a kill left there is cut off. Raises OSError, naming the path, where the file cannot be written, or while
+    another process writes to it.
     """
 
     def __init__(
@@ -105,9 +109,15 @@ class Recorder:
         line = to_line(info)
         if self.path is not None:
             try:
-                _mend_last_line(self.path)
                 self._file = self.path.open("a", encoding="utf-8")
+                _claim(self, self._file)
+                _mend_last_line(self.path)
                 self._write(line)
+            except BlockingIOError as error:
+                self.close()
+                raise OSError(
+                    error.errno, f"cannot record to {self.path}: another process records to it. Give a file of its own"
+                ) from error
             except OSError as error:
                 self.close()
                 raise OSError(
@@ -177,14 +187,14 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     for anything else that is not a row of this version.
     """
     path = Path(path)
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
+            values = json.loads(line.decode("utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             if number == len(lines):
                 warnings.warn(
                     f"{path} ends in half a line ({len(line)} characters): the writing process was stopped. "
@@ -236,6 +246,32 @@ def _plain_config(config: object) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     raise ValueError(f"config must be a dataclass or a mapping, got {type(config).__name__}. Give a TrainConfig.")
+
+
+# Files that this process records to, by device and inode.
+_ours: weakref.WeakValueDictionary[tuple[int, int], Recorder] = weakref.WeakValueDictionary()
+
+
+def _claim(recorder: Recorder, file: IO[str]) -> None:
+    """Take the file until it is closed or this process dies: rows of two runs at once could not be told apart.
+
+    BlockingIOError where another process has it. A second recorder in the same process is the first one's successor: a
+    cell that was run again. Where there are no locks (Windows, some network drives), two runs can still share a file.
+    """
+    try:
+        fcntl: Any = import_module("fcntl")
+    except ImportError:
+        return
+    status = os.fstat(file.fileno())
+    key = (status.st_dev, status.st_ino)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if key not in _ours:
+            raise
+    except OSError:
+        return
+    _ours[key] = recorder
 
 
 def _mend_last_line(path: Path) -> None:

@@ -18,6 +18,7 @@ from comera_lab.experiments.datasets import Dataset
 from comera_lab.experiments.recorder import EvalRow, Recorder, StepRow
 from comera_lab.experiments.runs import RunResult, Stopped, TrainConfig, TrainingError, TrainingInterrupted
 from comera_lab.experiments.trainer import Trainer
+from comera_lab.runtime.exhausted import memory_words
 
 __all__ = [
     "CheckpointError",
@@ -46,7 +47,7 @@ def fit(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
-    trainer_type: type[Trainer] = Trainer,
+    trainer_type: Callable[..., Trainer] = Trainer,
 ) -> RunResult:
     """Train `model` in place until the steps, the budget or the patience of `config` are used up.
 
@@ -55,7 +56,7 @@ def fit(
     `resume=True` goes on from it if it exists. `trainer_type` is for another loss. An interrupt (Ctrl-C) lets the step
     in progress finish.
 
-    Raises TrainingError for a loss or gradient that is not finite and TrainingInterrupted (a
+    Raises TrainingError for a loss or gradient that is not finite, or where memory runs out, and TrainingInterrupted (a
     KeyboardInterrupt) for an interrupt: both carry the `result` so far. Raises CheckpointError where the
     checkpoint's folder cannot be written at the start; a checkpoint that fails later (disk full) is a
     CheckpointWarning and an entry in `RunResult.problems`, and training goes on.
@@ -82,6 +83,14 @@ def fit(
     except TrainingError as error:
         error.result = run.result("failed")
         raise
+    except (MemoryError, RuntimeError) as error:
+        memory = memory_words(error)
+        if memory is None:
+            raise
+        step = trainer.steps_done + 1
+        failed = TrainingError(f"step {step} was not finished. {memory}.", step)
+        failed.result = run.result("failed")
+        raise failed from error
     except KeyboardInterrupt:
         # a second Ctrl-C, or one that a callback raised: the model may be between two states, so no checkpoint
         raise TrainingInterrupted(run.result("stopped")) from None

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from comera_lab.runtime.exhausted import memory_words
+
 # Only the thread that holds this may run a job: two trainings at once would share the cores and spoil both timings.
 _worker_slot = threading.Lock()
 _slot_owner: list[str] = []
@@ -47,6 +49,8 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         text = str(error) or "no message"
         summary = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+        memory = memory_words(error)
+        summary = f"{memory}. What was there before is kept." if memory else summary
         return cls(summary, "".join(traceback.format_exception(error)))
 
 
