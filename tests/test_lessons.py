@@ -50,6 +50,7 @@ LESSONS = (
     "10_coap",
     "11_coap_for_convolutions",
     "12_kernels_without_a_gpu",
+    "13_real_gpu_runs",
     "T0_for_teachers",
     "16_capstone",
 )

@@ -30,10 +30,12 @@ from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
 from comera_lab.panels.ranks import RankTrainingPanel  # noqa: E402
 from comera_lab.panels.recommender import RecommenderPanel  # noqa: E402
+from comera_lab.panels.roofline import RooflinePanel  # noqa: E402
 from comera_lab.panels.shape import ShapePanel  # noqa: E402
 from comera_lab.panels.spectrum import SpectrumPanel  # noqa: E402
 from comera_lab.panels.start import StartPanel  # noqa: E402
 from comera_lab.panels.state import LabState, lab_state  # noqa: E402
+from comera_lab.panels.trace import TracePanel  # noqa: E402
 
 __all__ = [
     "BudgetPanel",
@@ -53,9 +55,11 @@ __all__ = [
     "RacePanel",
     "RankTrainingPanel",
     "RecommenderPanel",
+    "RooflinePanel",
     "ShapePanel",
     "SpectrumPanel",
     "StartPanel",
+    "TracePanel",
     "budget_point",
     "budget_report",
     "budget_table",

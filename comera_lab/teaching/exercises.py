@@ -13,6 +13,7 @@ from comera_lab.teaching import (
     exercises_10,
     exercises_11,
     exercises_12,
+    exercises_13,
     exercises_16,
     exercises_T0,
 )
@@ -21,6 +22,6 @@ from comera_lab.teaching.exercise import Exercise
 _LESSONS = (
     exercises_00_01, exercises_02, exercises_03, exercises_04, exercises_05, exercises_06,
     exercises_07, exercises_08, exercises_09, exercises_10, exercises_11,
-    exercises_12, exercises_16, exercises_T0,
+    exercises_12, exercises_13, exercises_16, exercises_T0,
 )  # fmt: skip
 EXERCISES: dict[str, Exercise] = {exercise.id: exercise for group in _LESSONS for exercise in group.EXERCISES}

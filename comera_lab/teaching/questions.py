@@ -216,6 +216,7 @@ def _smallest_step() -> tuple[int, str]:
 def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
+    from comera_lab.teaching.questions_13 import gpu_question
     from comera_lab.teaching.teachers import teachers_question
 
     questions = {
@@ -306,6 +307,7 @@ def guess(lesson: str) -> Predict:
             then="Now choose the tiled product above, size 16, and change the block from 4 to 8.",
             answer=_larger_tiles,
         ),
+        "13": gpu_question(),
         "16": Question(
             text="Two hidden layers of 512, dense, AdamW. Which one change takes most MiB off a training step: moments "
             "of one byte, COAP with a quarter of the directions, or tensor trains of rank 8?",

@@ -230,6 +230,8 @@ progress("12")
 #
 # ## Where next
 #
+# Lesson [13](13_real_gpu_runs.ipynb) asks how fast such kernels can be, and how to find out.
+#
 # Puzzles that begin with an empty kernel come from S. Rush's Triton-Puzzles; counting reads and writes
 # from GPU-Puzzles. Triton: P. Tillet and others, MAPL 2019. The interpreter of triton 3.6 and 3.7
 # multiplies bf16 wrongly: stay with fp32 in it.
