@@ -64,7 +64,7 @@ class MemoryPanel(RunPanel):
         )
         self.optimizer = ChoiceControl(
             "optimizer", "optimizer", s.optimizer, tuple(OPTIMIZERS),
-            "What is kept between steps: nothing for sgd, one number a weight for momentum, two for adamw, two bytes for adamw-8bit.",
+            "Kept for each weight: nothing (sgd), one number (momentum), two (adamw) or two bytes (adamw-8bit).",
         )  # fmt: skip
         self.predicted = self._predict()
         self.tiles, self.line = text_widget(" ", "t-tiles"), text_widget(" ", "t-line")
