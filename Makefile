@@ -6,7 +6,7 @@ PIN := -c binder/constraints.txt
 LAB_FLAGS := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 SOURCES := comera_lab tests notebooks/source
 
-.PHONY: lab test quick check bench notebooks clean
+.PHONY: lab test quick check bench notebooks notebooks-timing clean
 
 lab: .venv/lab
 	@$(BIN)/comera-lab data prepare
@@ -30,6 +30,10 @@ bench: .venv/lab
 
 notebooks: .venv/test
 	$(BIN)/comera-lab notebooks build
+
+# Every lesson once, on one core: some minutes. Writes data/results/lessons_cpu.jsonl and notebooks/TIMES.md.
+notebooks-timing: .venv/test
+	$(BIN)/comera-lab notebooks timing
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -8,8 +8,8 @@ from typing import Any
 
 def add(commands: Any) -> None:
     notebooks = commands.add_parser("notebooks", help="student and solution editions from their one source")
-    notebooks.add_argument("action", choices=("build", "check", "timing"),
-                           help="write them, report what is out of date, or measure how long they compute")  # fmt: skip
+    notebooks.add_argument("action", choices=("build", "check", "timing", "pictures"),
+                           help="write them, report drift, measure how long they compute, draw panels")  # fmt: skip
     notebooks.set_defaults(run=run)
 
 
@@ -25,6 +25,12 @@ def run(options: argparse.Namespace) -> int:
         from comera_lab.teaching.timing import measure
 
         print(f"wrote {measure()}")
+        return 0
+    if options.action == "pictures":
+        from comera_lab.teaching.build import notebooks_folder
+        from comera_lab.teaching.twins import draw_pictures
+
+        print("\n".join(f"drew {path}" for path in draw_pictures(notebooks_folder())))
         return 0
     problems = check_drift() + reference_drift()
     print("\n".join(problems) or "all pages agree with their sources")

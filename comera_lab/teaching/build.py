@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from comera_lab.teaching.exercises import EXERCISES
+from comera_lab.teaching.twins import picture_cell
 
 _HEADER = re.compile(r'^# %%(?P<kind> \[markdown\])?(?: tags=(?P<tags>\[("[\w:.\-]+"(, )?)*\]))?$')
 _TRAILING = re.compile(r"^(?P<indent>\s*)(?P<name>\w+) = .*\S  # solution$")
@@ -135,6 +136,8 @@ def build_lesson(source: Path) -> Editions:
         solution.append(_notebook_cell(cell, cell_id, filled))
         if "solution" not in cell.tags:
             student.append(_notebook_cell(cell, cell_id, stubbed))
+    _add_picture(source, student, "")
+    _add_picture(source, solution, "../")
     return Editions(_notebook(student), _notebook(_announce_solutions(solution)))
 
 
@@ -279,6 +282,16 @@ def _cell_ids(stem: str, cells: list[Cell]) -> list[str]:
         counts[digest] = counts.get(digest, 0) + 1
         ids.append(f"{stem[:2]}-{digest}" + (f"-{counts[digest]}" if counts[digest] > 1 else ""))
     return ids
+
+
+def _add_picture(source: Path, cells: list[dict[str, Any]], prefix: str) -> None:
+    """Put the picture of the panel, if there is one, under the first code cell, which shows the panel."""
+    text = picture_cell(source, prefix)
+    place = next((index for index, cell in enumerate(cells) if cell["cell_type"] == "code"), None)
+    if text is not None and place is not None:
+        lines = tuple(text.split("\n"))
+        cell = _notebook_cell(Cell(0, True, (), lines), f"{source.stem[:2]}-picture", list(lines))
+        cells.insert(place + 1, cell)
 
 
 def _announce_solutions(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

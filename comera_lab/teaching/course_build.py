@@ -121,7 +121,7 @@ def _teachers_files(course: Course) -> Iterator[tuple[str, str]]:
 def _pictures(course: Course, root: Path) -> Iterator[tuple[str, Path]]:
     """The pictures that the lessons of the course show."""
     for part in course.parts:
-        for path in sorted((root / "notebooks" / "images").glob(f"{part.lesson.number}_*.png")):
+        for path in sorted((root / "notebooks" / "images").glob(f"{part.lesson.number}_panel.png")):
             yield f"lessons/images/{path.name}", path
 
 

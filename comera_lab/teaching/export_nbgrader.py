@@ -100,7 +100,7 @@ def _release(api: Any, folder: Path, lesson: Lesson) -> Path:
 
 
 def _cells(lesson: Lesson, seed: int, seconds: float) -> Iterator[dict[str, Any]]:
-    solution = build_lesson(lesson.source).solution["cells"]
+    solution = [cell for cell in build_lesson(lesson.source).solution["cells"] if not cell["id"].endswith("-picture")]
     for cell, made in zip(read_cells(lesson.source), solution, strict=True):
         if "solution" in cell.tags:
             continue
