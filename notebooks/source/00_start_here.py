@@ -35,7 +35,7 @@ lab.StartPanel()
 # Every lesson has one. Guessing wrong is fine: it is what makes the answer stick.
 
 # %%
-from comera_lab.teaching import check, guess, progress
+from comera_lab.teaching import check, guess, progress, saved_work
 
 guess("00")
 
@@ -131,11 +131,16 @@ doctor()
 # ## Save your work, ask for help
 #
 # - **On your own machine** the notebook is a file: `File > Save Notebook`.
+# - **Answers** that you check are kept in a small file on this machine, and come back after a restart.
+#   The card below says where. Its button downloads the file.
 # - **On Binder** the machine forgets everything when you stay away for some minutes. Before a break
 #   choose `File > Download`; next time, drag the file into the list on the left.
 # - **Something odd?** `Kernel > Restart Kernel and Run All Cells` puts every cell back in order.
 # - **Still odd?** Report it on the project page. Paste the text of `print(doctor())` with it.
 # - **Stuck?** Unfold the hints, or open the same lesson in the folder `solutions`.
+
+# %%
+saved_work()
 
 # %%
 progress("00")
