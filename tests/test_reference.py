@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,20 @@ def test_every_public_name_has_a_docstring(room: str) -> None:
     bare = [name for name, thing in things.items() if inspect.isroutine(thing) and not inspect.getdoc(thing)]
     bare += [name for name, thing in things.items() if inspect.isclass(thing) and not thing.__doc__]
     assert bare == []
+
+
+PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]+)\)|<img[^>]*>")
+
+
+def test_every_picture_of_a_page_exists_and_has_a_text_that_describes_it() -> None:
+    root = reference.NOTEBOOKS.parent
+    pages = [root / "README.md", *sorted(reference.NOTEBOOKS.glob("source/*.py")), *sorted(root.glob("data/*.md"))]
+    pictures = [(page, found) for page in pages for found in PICTURE.finditer(page.read_text(encoding="utf-8"))]
+    assert pictures
+    for page, found in pictures:
+        if "badge" in found[0]:
+            continue
+        alt = found["alt"] or ""
+        assert len(alt.split()) >= 6, f"{page.name}: {found[0]} needs a text that says what is to be seen"
+        beside = page.parent if page.suffix == ".md" else reference.NOTEBOOKS
+        assert (beside / found["path"]).is_file(), f"{page.name}: {found['path']} is missing"
