@@ -35,6 +35,9 @@ STUDENT_README = """\
    Without a network, where torch, jupyterlab, ipywidgets, anywidget, plotly and scikit-learn are installed:
    set PYTHONPATH to the folder kit. That is enough in any case.
 3. jupyter lab lessons
+4. For the class board, at the end of a lesson, in a new cell:
+     from comera_lab.teaching.board import save_result; save_result()
+   Hand in the file class_result.json. It holds exercises and runs, and no name.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
-def measure(root: Path | None = None, say: Callable[[str], None] = print) -> Path:
+def measure(numbers: Sequence[str] = (), root: Path | None = None, say: Callable[[str], None] = print) -> Path:
     """Run the solution edition of every lesson once, and write its rows and the page; returns the page.
+
+    With `numbers`, those lessons alone; their rows are added, and newer rows count. ValueError for an unknown one.
 
     For each lesson: seconds of processor time, seconds by the clock, and the kernel's peak of resident memory (MiB,
     Linux only). One thread, on one core where the system lets a process choose.
@@ -35,21 +37,24 @@ def measure(root: Path | None = None, say: Callable[[str], None] = print) -> Pat
     folder = notebooks_folder(root)
     rows = folder.parent / "data" / ROWS
     found = lessons(folder.parent)
-    fresh = rows.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
+    unknown = [number for number in numbers if number not in found]
+    if unknown:
+        raise ValueError(f"lessons must be of {', '.join(found)}, got {', '.join(unknown)}. Give their two digits.")
+    target = rows if numbers else rows.with_suffix(".new")
+    if not numbers:
+        target.unlink(missing_ok=True)
     limit_threads(1)  # what the first row says of this process shall hold for the kernels too
-    with Recorder(fresh, {"edition": "solution"}, command="comera-lab notebooks timing") as recorder:
-        for lesson in found.values():
+    with Recorder(target, {"edition": "solution"}, command="comera-lab notebooks timing") as recorder:
+        for lesson in [found[number] for number in numbers or found]:
             cpu, clock, peak = run_once(lesson)
             say(f"{lesson.number} {lesson.title}: {cpu:.1f} s of processor, {clock:.1f} s, peak {peak or 0:.0f} MiB")
             for op, value, unit in (("cpu", cpu, "s"), ("clock", clock, "s"), ("peak", peak, "MiB")):
                 if value is not None:
                     recorder.add(BenchRow(op=f"lesson_{op}", provider=lesson.stem, mode="solution", value=value,
                                           unit=unit, repeats=1, device=device_name()))  # fmt: skip
-    fresh.replace(rows)
-    page = folder / PAGE
-    page.write_text(times_page(read_rows(rows), found), encoding="utf-8")
-    return page
+    target.replace(rows)
+    write_times(folder.parent)
+    return folder / PAGE
 
 
 def run_once(lesson: Lesson) -> tuple[float, float, float | None]:
@@ -98,11 +103,28 @@ def times_page(rows: list[dict[str, Any]], found: Mapping[str, Lesson]) -> str:
     return "\n".join(lines)
 
 
-def page_is_current(root: Path | None = None) -> bool:
-    """Whether the page is what the rows and the lessons of today give."""
+def write_times(root: Path | None = None) -> list[Path]:
+    """Write the page again from the rows, if there are any; returns it if it changed."""
+    if not times_drift(root):
+        return []
     folder = notebooks_folder(root)
-    page = times_page(read_rows(folder.parent / "data" / ROWS), lessons(folder.parent))
-    return (folder / PAGE).read_text(encoding="utf-8") == page
+    rows, page = folder.parent / "data" / ROWS, folder / PAGE
+    if not rows.is_file():
+        return []
+    page.write_text(times_page(read_rows(rows), lessons(folder.parent)), encoding="utf-8")
+    return [page]
+
+
+def times_drift(root: Path | None = None) -> list[str]:
+    """One sentence if the page is not what the rows and the lessons of today give."""
+    folder = notebooks_folder(root)
+    rows, page = folder.parent / "data" / ROWS, folder / PAGE
+    if not rows.is_file():
+        return [f"data/{ROWS} is missing. Run: make notebooks-timing"]
+    text = times_page(read_rows(rows), lessons(folder.parent))
+    if page.is_file() and page.read_text(encoding="utf-8") == text:
+        return []
+    return [f"{PAGE} differs from its rows. Run: comera-lab notebooks build"]
 
 
 def _seconds(value: float | None) -> str:

@@ -158,5 +158,6 @@ progress("00")
 #   [04 A TT layer that trains](04_a_tt_layer_that_trains.ipynb).
 # - **The whole way**: 01, then [02 Low rank](02_low_rank.ipynb),
 #   [03 Tensor trains by hand](03_tensor_trains_by_hand.ipynb), 04.
+# - **You teach**: [T0 For teachers](T0_for_teachers.ipynb).
 #
 # *The text of this lesson may be reused under CC BY 4.0; its code under the MIT licence.*
