@@ -34,7 +34,8 @@ def save_result(path: Path | str = FILE, who: str = "") -> str:
     from comera_lab.panels.state import lab_state
 
     path = Path(path)
-    result = read_result(path) if path.is_file() else {"exercises": {}, "runs": [], "who": secrets.token_hex(3)}
+    fresh: dict[str, Any] = {"exercises": {}, "runs": [], "who": secrets.token_hex(3)}
+    result = read_result(path) if path.is_file() else fresh
     result["who"] = who[:40] or result["who"]
     for verdict in checks._VERDICTS.values():
         result["exercises"][verdict.exercise_id] = {"word": verdict.word, "mistake": verdict.mistake}

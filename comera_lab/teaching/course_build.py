@@ -92,7 +92,7 @@ def with_course_cell(notebook: dict[str, Any], course: Course, part: Part, seed:
     """The notebook with the course's cell before its first code cell."""
     text = cell_text(course.title, seed, part.presets, part.locked)
     lines = text.split("\n")
-    cell = {
+    cell: dict[str, Any] = {
         "cell_type": "code", "execution_count": None, "id": f"course-{part.lesson.number}", "metadata": {},
         "outputs": [], "source": [line + "\n" for line in lines[:-1]] + lines[-1:],
     }  # fmt: skip

@@ -76,7 +76,7 @@ def open_course(folder: Path) -> Any:
     require("nbgrader", "assignments for nbgrader")
     from nbgrader.apps import NbGraderAPI
     from nbgrader.coursedir import CourseDirectory
-    from traitlets.config import PyFileConfigLoader
+    from traitlets.config.loader import PyFileConfigLoader
 
     # nbgrader calls `alembic` by name, which is not found where an environment is used without being activated
     scripts = sysconfig.get_path("scripts")

@@ -97,7 +97,7 @@ def _static(kind: str) -> Any:
     import comera_lab.panels as lab
     from comera_lab.teaching.course_panel import CoursePanel
 
-    panel = CoursePanel() if kind == "CoursePanel" else getattr(lab, kind)()
+    panel: Any = CoursePanel() if kind == "CoursePanel" else getattr(lab, kind)()
     if kind in _RUN_FIRST:
         panel.run(wait=True)
     return panel.static()
