@@ -17,8 +17,8 @@ def _mistakes_known() -> tuple[int, str]:
     mean = sum(known) / len(known)
     index = min(range(len(_GUESSES)), key=lambda choice: abs(_GUESSES[choice] - mean))
     return index, (
-        f"{sum(known)} wrong answers by name in {len(known)} exercises, {mean:.1f} each (counted just now). All of them "
-        "are in the instructor edition, with the sentence that the learner reads."
+        f"{sum(known)} wrong answers by name in {len(known)} exercises, {mean:.1f} each (counted just now). All "
+        "of them are in the instructor edition, with the sentence that the learner reads."
     )
 
 

@@ -36,8 +36,8 @@ ALT: dict[str, str] = {
     "10": "Bars of the memory that optimizers keep: adamw the longest, coap in 8 bits the shortest; a slider for the "
           "rank ratio.",
     "11": "Bars of the memory of optimizers for a diffusion model of convolutions; a slider for the rank ratio.",
-    "12": "Rows of cells, the memory of a kernel; the cells that one program reads are coloured; a slider steps through "
-          "its reads and writes.",
+    "12": "Rows of cells, the memory of a kernel; the cells that one program reads are coloured; a slider steps "
+          "through its reads and writes.",
     "13": "A roofline: attainable speed against arithmetic for each byte moved, with points for dense, half-chain and "
           "fused products; a slider for the width.",
     "14": "Bars of the optimizer memory of a code model, adamw against coap; a slider for the size of the model.",
