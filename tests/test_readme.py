@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 from statistics import mean
 
+import torch
+from torch import nn
+
+from comera_lab import compact
 from comera_lab.experiments.recorder import read_rows, split_runs
 
 ROOT = Path(__file__).parents[1]
@@ -82,3 +86,16 @@ def test_two_commands_and_the_badge():
     assert "make lab" in README
     assert "make test" in README
     assert "urlpath=lab/tree/notebooks/00_start_here.ipynb" in README
+
+
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
+    batches = [(torch.randn(32, 784), torch.randint(10, (32,))) for _ in range(3)]
+    exec(compile(code, "README.md", "exec"), {"model": model, "batches": batches})
+    assert (tmp_path / "small").is_dir()
+    assert "half-chains" in capsys.readouterr().out
+    before, after = re.search(r"before=(\d+), after=(\d+)", str(compact(model))).groups()
+    assert before == after  # nothing dead was left
