@@ -138,7 +138,8 @@ print(exercise_note(EXERCISES["00.1"]))
 # A loop that never ends is stopped by the test. Students need no grader: what they hand in is the
 # notebook.
 #
-# nbgrader adds a menu of its own to JupyterLab; `jupyter labextension disable @jupyter/nbgrader` hides it.
+# nbgrader adds a menu of its own to JupyterLab; this hides it:
+# `jupyter labextension disable @jupyter/nbgrader`.
 #
 # In a terminal: `otter run 02_low_rank.ipynb -a otter/02_low_rank/dist/autograder/*.zip`, or,
 # inside the folder
