@@ -24,6 +24,7 @@ from comera_lab.experiments.checkpoints import CheckpointError, read_checkpoint,
 from comera_lab.experiments.datasets import Dataset
 from comera_lab.experiments.recorder import EvalRow, Recorder, ResumeRow, StepRow
 from comera_lab.experiments.runs import TrainConfig, TrainingError, build_optimizer
+from comera_lab.optimizers.sharding import whole
 from comera_lab.shapes import ShapeError
 
 _EVALUATION_ROWS = 1024  # rows at a time through the model without gradients
@@ -112,10 +113,7 @@ class Trainer:
         batch = self._next_batch()
         self.optimizer.zero_grad(set_to_none=True)
         with self._randomness:
-            loss = self.loss_of(batch)
-            loss_nats = float(loss.detach())
-            if math.isfinite(loss_nats):
-                torch.autograd.backward(loss if self.objective is None else self.objective(loss, self.model))
+            loss_nats = self.loss_and_gradients(batch)
         seconds = self._now() - started
         self._refuse_nonfinite("loss", loss_nats)
         gradient_norm = self._gradient_norm()       # a log entry, not a part of the step: the clock stands still
@@ -214,6 +212,14 @@ class Trainer:
             self._position = 0
         return self._order[self._position : self._position + self.config.batch_size].to(self.device)
 
+    def loss_and_gradients(self, rows: Tensor) -> float:
+        """Mean loss of these rows; its gradients are left in the parameters, unless it is not finite."""
+        loss = self.loss_of(rows)
+        loss_nats = float(loss.detach())
+        if math.isfinite(loss_nats):
+            torch.autograd.backward(loss if self.objective is None else self.objective(loss, self.model))
+        return loss_nats
+
     def loss_of(self, rows: Tensor) -> Tensor:
         """Mean loss, differentiable, of these rows (numbers) of the training side."""
         return self._cross_entropy(self.model(self.data.train_x[rows]), self.data.train_y[rows])
@@ -232,7 +238,7 @@ class Trainer:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return None
-        norm = float(nn.utils.get_total_norm(gradients))
+        norm = float(whole(nn.utils.get_total_norm(gradients)))
         self._refuse_nonfinite("gradient norm", norm)
         return norm if len(gradients) == len(parameters) else None
 
