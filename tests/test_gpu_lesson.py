@@ -13,7 +13,7 @@ import torch
 from fake_graph import FakeCapture
 
 import comera_lab.panels as lab
-from comera_lab.experiments import bench_gpu, recordings, roofline
+from comera_lab.experiments import bench, bench_gpu, recordings, roofline
 from comera_lab.experiments.recorder import BenchRow, RunInfo, read_rows, write_rows
 from comera_lab.experiments.roofline import PRINTED, Ceilings, Problem, measured_ceilings, works
 from comera_lab.experiments.tape import count_operations
@@ -251,13 +251,13 @@ def test_without_cuda_nothing_can_be_started(tmp_path):
 
 def on_a_gpu(monkeypatch, tmp_path, rows):
     """As if there were a CUDA device that gives these rows; the file says what this machine is."""
-    made = bench_gpu.Recorder
+    made = bench.Recorder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(bench_gpu, "device_name", lambda device: "Made-up GPU")
-    monkeypatch.setattr(bench_gpu, "date", lambda: INFO.date)
+    monkeypatch.setattr(bench, "device_name", lambda device: "Made-up GPU")
+    monkeypatch.setattr(bench, "date", lambda: INFO.date)
     monkeypatch.setattr(bench_gpu, "gpu_rows", lambda device: iter(rows))
-    monkeypatch.setattr(bench_gpu, "Recorder", lambda path, config, *, device, seed: made(path, config, seed=seed))
+    monkeypatch.setattr(bench, "Recorder", lambda path, config, *, device, seed: made(path, config, seed=seed))
 
 
 def test_a_run_on_ones_own_gpu_fills_the_panel_and_leaves_a_file(tmp_path, monkeypatch):

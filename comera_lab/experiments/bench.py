@@ -88,6 +88,20 @@ def run_suite(suite: str, out: str | Path | None = None) -> list[BenchRow]:
     return rows
 
 
+def record_gpu() -> Iterator[Recorder]:
+    """The suite on this machine's GPU into its file in the working directory; the recorder after every row.
+
+    Raises ValueError without a CUDA device, and as `bench_gpu.gpu_rows`.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("suite 'gpu' needs a CUDA device, got none. Run it on a machine that has one.")
+    device = torch.device("cuda")
+    with Recorder(recording_name(device_name(device), date()), {"suite": "gpu"}, device=device, seed=0) as recorder:
+        for row in _gpu_rows(device):
+            recorder.add(row)
+            yield recorder
+
+
 def _cpu_rows(device: torch.device) -> Iterator[BenchRow]:
     from comera_lab.experiments import bench_embeddings, bench_optimizers  # which use the clocks below
 

@@ -28,8 +28,6 @@ from comera_lab.experiments.gpu_timing import (
     relative_error,
 )
 from comera_lab.experiments.graphs import CudaCapture
-from comera_lab.experiments.provenance import date, device_name, recording_name
-from comera_lab.experiments.recorder import Recorder
 from comera_lab.experiments.rows import BenchRow
 from comera_lab.layers import TTEmbedding, TTLinear
 
@@ -64,20 +62,6 @@ def gpu_rows(device: torch.device, bench: Bench | None = None) -> Iterator[Bench
             torch.cuda.empty_cache()
     if failed:
         raise RuntimeError(f"{len(failed)} sections failed: {'; '.join(failed)}")
-
-
-def record_gpu() -> Iterator[Recorder]:
-    """The suite on this machine's GPU into its file in the working directory; the recorder after every row.
-
-    Raises ValueError without a CUDA device, and as `gpu_rows`.
-    """
-    if not torch.cuda.is_available():
-        raise ValueError("suite 'gpu' needs a CUDA device, got none. Run it on a machine that has one.")
-    device = torch.device("cuda")
-    with Recorder(recording_name(device_name(device), date()), {"suite": "gpu"}, device=device, seed=0) as recorder:
-        for row in gpu_rows(device):
-            recorder.add(row)
-            yield recorder
 
 
 def correctness(bench: Bench) -> Iterator[BenchRow]:

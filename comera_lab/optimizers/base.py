@@ -61,6 +61,13 @@ class ProjectedOptimizer(EagerOptimizer):
         """One whole step of the unprojected rule, step counters included."""
         raise NotImplementedError
 
+    def whole_steps(self, slots: Sequence[Slot]) -> set[int]:
+        """id of the slots that `update_whole` will step, from the gradient to the weight; ValueError if it cannot."""
+        return set()
+
+    def update_whole(self, group: dict[str, Any], slots: Sequence[Slot]) -> None:
+        """One whole step of slots that `whole_steps` named, step counters included."""
+
     # torch.optim's own interface
 
     @torch.no_grad()
@@ -71,13 +78,17 @@ class ProjectedOptimizer(EagerOptimizer):
         renewed = self._renewed_bases(slots)
         for slot in slots:
             slot.bases = renewed.get(id(slot), slot.bases)
-        project_all([slot for slot in slots if slot.bases])
+        moved = {id(slot) for slot in slots if id(slot) in renewed and slot.group["transfer_moments"]}
+        whole = self.whole_steps([slot for slot in slots if id(slot) not in moved])
+        project_all([slot for slot in slots if slot.bases and id(slot) not in whole])
         checked = [slot.gradient if slot.low is None else slot.low for slot in slots]
         checks.refuse_nonfinite(checked, lambda number: slots[number].name, agreement(slot.parameter for slot in slots))
         for slot in slots:
             self._begin(slot, renewed.get(id(slot)))
         for group in self.param_groups:
-            self._update_group(group, [slot for slot in slots if slot.group is group])
+            mine = [slot for slot in slots if slot.group is group]
+            self.update_whole(group, [slot for slot in mine if id(slot) in whole])
+            self._update_group(group, [slot for slot in mine if id(slot) not in whole])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave. Codes stay codes, moments and bases take this optimizer's dtypes and devices.

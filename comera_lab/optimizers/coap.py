@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from comera_lab.kernels import takes_triton
+from comera_lab.optimizers import fused
 from comera_lab.optimizers.base import ProjectedOptimizer
+from comera_lab.optimizers.fused import MOMENTS
 from comera_lab.optimizers.projection import Alignment
 from comera_lab.optimizers.quantized import new_moment, read_moment, write_moment
 from comera_lab.optimizers.stacks import Slot, descend
-from comera_lab.optimizers.subspaces import Bases, Refresh
+from comera_lab.optimizers.subspaces import MATRIX, Bases, Refresh
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 # Convolutions of up to 32 * 32 * 3 * 3 elements are left alone in COAP's released code; here all tensors are.
 PLAIN_UP_TO = 9216
 
@@ -80,6 +82,9 @@ class COAPAdamW(ProjectedOptimizer):
         super().__init__(params, settings)
 
     splits = True
+    # As for the kernels: None takes one launch a shape for CUDA matrices that have made a step, where it can, else
+    # torch; "torch" or "triton" insist. An attribute and no setting: checkpoints move between machines.
+    backend: str | None = None
 
     def new_moments(
         self, shape: tuple[int, ...], parameter: Tensor, group: Mapping[str, Any], *, low: bool
@@ -111,6 +116,20 @@ class COAPAdamW(ProjectedOptimizer):
         foreach = False if fused else group["foreach"]
         _adamw(group, slots, directions, lows, lr=-1.0, weight_decay=0.0, foreach=foreach, fused=fused)
         return directions
+
+    def whole_steps(self, slots: Sequence[Slot]) -> set[int]:
+        if self.backend == "torch" or (self.backend is None and not any(slot.weight.is_cuda for slot in slots)):
+            return set()
+        return {
+            id(slot)
+            for slot in slots
+            if slot.subspace is MATRIX and self._begun(slot.state)
+            if takes_triton(self.backend, slot.weight.device, _obstacle(slot))
+        }
+
+    def update_whole(self, group: dict[str, Any], slots: Sequence[Slot]) -> None:
+        if slots:
+            fused.step_whole(group, slots)
 
     def update_plain(self, group: dict[str, Any], slots: Sequence[Slot]) -> None:
         same = [slot for slot in slots if MOMENTS[0] in slot.state and _keeps_dtype(slot)]
@@ -168,6 +187,13 @@ def _adamw(
     for name, values in zip(MOMENTS, moments, strict=True):
         for slot, value in zip(slots, values, strict=True):
             write_moment(slot.state, name, value)
+
+
+def _obstacle(slot: Slot) -> str | None:
+    """Why the kernel cannot step this matrix, or None."""
+    if slot.group["stochastic_rounding"]:
+        return "the kernel rounds to nearest, and stochastic_rounding is on"
+    return fused.why_not(fused.matrix_of(slot))
 
 
 def _moment_dtype(parameter: Tensor, group: Mapping[str, Any], low: bool) -> torch.dtype:

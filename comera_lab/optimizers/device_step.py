@@ -8,7 +8,6 @@ Not checked inside a graph: whether gradients are finite. Look at the loss.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from comera_lab.kernels import DTYPES, takes_triton
-from comera_lab.kernels.matrix_group import MatrixGroup, adam_scalars
-from comera_lab.optimizers.coap import MOMENTS, COAPAdamW
-from comera_lab.optimizers.quantized import read_moment, signed_map, unsigned_map, write_moment
+from comera_lab.kernels import takes_triton
+from comera_lab.kernels.matrix_group import adam_scalars
+from comera_lab.optimizers import fused
+from comera_lab.optimizers.coap import COAPAdamW
+from comera_lab.optimizers.fused import MOMENTS
+from comera_lab.optimizers.quantized import read_moment, write_moment
 from comera_lab.optimizers.subspaces import MATRIX, Bases, Subspace, bases_of, subspace_of
 
 
@@ -65,16 +66,16 @@ class DeviceStep:
             [torch.full((), float(done), device=self._device) for _ in lines]
             for (lines, _), done in zip(self._plain, self._done, strict=True)
         ]
-        fused = {id(line) for lines, _ in self._plain for line in lines}
-        rest = [line for line in self._lines if id(line) not in fused]
+        together = {id(line) for lines, _ in self._plain for line in lines}
+        rest = [line for line in self._lines if id(line) not in together]
         alike: dict[object, list[_Line]] = {}
         self._single: list[_Line] = []
         for line in rest:
-            if line.subspace is MATRIX and takes_triton(backend, self._device, _unsupported(line)):
-                alike.setdefault(_likeness(line), []).append(line)
+            if line.subspace is MATRIX and takes_triton(backend, self._device, fused.why_not(_matrix(line))):
+                alike.setdefault((id(line.group), fused.likeness(_matrix(line))), []).append(line)
             else:
                 self._single.append(line)
-        self._stacks = [(_matrix_group(lines), lines[0].scalars) for lines in alike.values()]
+        self._stacks = [(fused.grouped([*map(_matrix, lines)]), lines[0].scalars) for lines in alike.values()]
         self._phases = [
             (groups.index(slot.group), slot.phase, slot.group["update_interval"])
             for slot in (optimizer._slots() if isinstance(optimizer, COAPAdamW) else ())
@@ -143,8 +144,7 @@ class DeviceStep:
             if lines:
                 _fused_adamw(lines, rate, steps)
         for group, scalars in self._stacks:
-            launch = importlib.import_module("comera_lab.kernels.projected_adam").projected_adam
-            launch(group, scalars)
+            fused.launch(group, scalars)
         for line in self._single:
             _step_one(line)
 
@@ -210,34 +210,5 @@ def _fits_fused(line: _Line) -> bool:
     return all(name in line.state and line.state[name].dtype == line.parameter.dtype for name in MOMENTS)
 
 
-def _unsupported(line: _Line) -> str | None:
-    """Why the kernel cannot take this matrix, or None."""
-    coded = f"{MOMENTS[0]}_codes" in line.state
-    moments = torch.uint8 if coded else line.state[MOMENTS[0]].dtype
-    dtypes = {line.parameter.dtype, line.state["basis"].dtype}
-    if not dtypes <= set(DTYPES) or moments not in (torch.float32, torch.uint8):
-        return f"the kernel takes weights and bases of {DTYPES} with fp32 or 8-bit moments, got {dtypes} and {moments}"
-    return None if line.parameter.numel() < 2**31 else f"a matrix of {line.parameter.numel():,} elements is too large"
-
-
-def _likeness(line: _Line) -> object:
-    basis, gradient = line.state["basis"], _gradient(line)
-    parts = (MATRIX.view(line.parameter), MATRIX.view(gradient), basis)
-    coded = f"{MOMENTS[0]}_codes" in line.state
-    return id(line.group), coded, tuple((tuple(part.shape), part.stride(), part.dtype) for part in parts)
-
-
-def _matrix_group(lines: list[_Line]) -> MatrixGroup:
-    coded = f"{MOMENTS[0]}_codes" in lines[0].state
-    first, second = ([line.state[f"{name}_codes" if coded else name] for line in lines] for name in MOMENTS)
-    scales = [[line.state[f"{name}_scales"] for line in lines] for name in MOMENTS] if coded else None
-    device = lines[0].parameter.device
-    return MatrixGroup(
-        weights=[MATRIX.view(line.parameter) for line in lines],
-        gradients=[MATRIX.view(_gradient(line)) for line in lines],
-        bases=[line.state["basis"] for line in lines],
-        exp_avgs=first,
-        exp_avg_sqs=second,
-        scales=None if scales is None else (scales[0], scales[1]),
-        maps=(signed_map().to(device), unsigned_map().to(device)) if coded else None,
-    )
+def _matrix(line: _Line) -> fused.Matrix:
+    return fused.Matrix(MATRIX.view(line.parameter), MATRIX.view(_gradient(line)), line.state)

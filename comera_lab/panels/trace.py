@@ -10,7 +10,8 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import torch
 
-from comera_lab.experiments.bench_gpu import SECONDS, record_gpu
+from comera_lab.experiments.bench import record_gpu
+from comera_lab.experiments.bench_gpu import SECONDS
 from comera_lab.experiments.recorder import Recorder, as_dict
 from comera_lab.experiments.recordings import Case, Recording, computed_floors, find_recordings, recording_of
 from comera_lab.experiments.roofline import PRINTED, Problem

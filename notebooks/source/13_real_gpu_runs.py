@@ -141,7 +141,8 @@ for _ in range(2000):
     samples.append(1e6 * (time.perf_counter() - began))
 send_us = median(samples)
 print(f"one operation costs the host {send_us:.1f} microseconds (measured here, on the CPU)")
-print(f"{sent.launches} of them: {1e-3 * send_us * sent.launches:.2f} ms before any arithmetic (computed from that)")
+host_ms = 1e-3 * send_us * sent.launches
+print(f"{sent.launches} of them: {host_ms:.2f} ms before any arithmetic (computed from that)")
 
 # %% [markdown]
 # ## Exercise: launches in a queue
@@ -185,7 +186,8 @@ for number in range(5):
     loss.backward()
     plain.step()
     replayed = graph.step(images, labels)
-    how = f"2 replays of {' + '.join(map(str, tape.lengths))} operations" if graph.captured else "sent one by one"
+    lengths = " and ".join(map(str, tape.lengths))
+    how = f"2 replays, {lengths} operations" if graph.captured else "sent one by one"
     print(f"step {number}: loss {loss.item():.6f} and {replayed.item():.6f}, {how} (counted here)")
 
 # %% [markdown]
@@ -241,10 +243,11 @@ many = [torch.randn(256, 1024) for _ in range(48)]
 first, same = times_ms(many[:1], 1)[0], times_ms(many[:1], 60)
 turned = times_ms(many, 48 + 96)[48:]
 tenths = quantiles(turned, n=10)
-print(f"the first call          {first:7.3f} ms: memory, caches and code are cold (measured here, as all four)")
+print(f"the first call          {first:7.3f} ms: everything is cold (measured here, as all four)")
 print(f"fastest, same buffer    {min(same):7.3f} ms: a lucky one, and its buffer lies in the cache")
 print(f"mean of 5, same buffer  {sum(same[:5]) / 5:7.3f} ms: moved by every disturbance")
-print(f"median of 96 in turn    {tenths[4]:7.3f} ms, from {tenths[1]:.3f} (p20) to {tenths[7]:.3f} (p80)")
+middle = f"{tenths[4]:7.3f} ms, from {tenths[1]:.3f} (p20) to {tenths[7]:.3f} (p80)"
+print(f"median of 96 in turn    {middle}")
 
 # %% [markdown]
 # On a GPU one thing more: a launch returns before the kernel has run. A clock that does not wait for
