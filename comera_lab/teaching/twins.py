@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,6 @@ def _static(kind: str) -> Any:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Lines short enough for a notebook's source."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > 88:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return lines
+    """Lines short enough for a notebook's source; the last one leaves room for the address."""
+    lines = textwrap.wrap(text, 88)
+    return [*lines[:-1], *textwrap.wrap(lines[-1], 70)]

@@ -52,7 +52,7 @@ guess("16")
 
 # %% tags=["exercise:16.1"]
 def price(pools, steps, step_time_ms):
-    """pools {"weights": bytes, "grads": ..., "optimizer": ..., "activations": ...} -> (MiB, seconds)."""
+    """pools {"weights": bytes, "grads": ..., "optimizer": ..., "activations": ...} -> MiB, seconds."""
     # solution
     return sum(pools.values()) / 2**20, steps * step_time_ms / 1000
     # end
@@ -120,7 +120,8 @@ check("16.2", pareto)
 point = lab.lab_state().registered[-1]
 found = [row["dev_accuracy_percent"] for row in point["rows"]]
 print(f"{point['name']}: {', '.join(f'{value:.1f} %' for value in found)} (measured here)")
-print(f"mean {sum(found) / len(found):.1f} %, best seed {max(found) - sum(found) / len(found):.1f} points above it")
+mean = sum(found) / len(found)
+print(f"mean {mean:.1f} %, best seed {max(found) - mean:.1f} points above it")
 
 # %% [markdown]
 # ## Exercise: what may be claimed
@@ -158,7 +159,7 @@ answers = {"choice": "", "price": "", "doubt": ""}
 # solution
 answers["choice"] = "Tensor trains: of what I tried, the best mean of three seeds in the budget."
 answers["price"] = "Accuracy that a dense network has after as many steps, and some minutes of search."
-answers["doubt"] = "Sixty steps are few: with more of them the order of the points may well turn around."
+answers["doubt"] = "Sixty steps are few: with more of them the order of the points may turn around."
 # end
 
 report = lab.budget_report(answers)
