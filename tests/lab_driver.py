@@ -137,7 +137,13 @@ class LabDriver:
     def _start_server(self) -> None:
         root = self.folder / "root"
         root.mkdir(parents=True)
-        shutil.copy(self.notebook, root)
+        # a solution edition looks for its pictures in the folder above
+        self.place = Path("solutions" if self.notebook.parent.name == "solutions" else "") / self.notebook.name
+        (root / self.place).parent.mkdir(exist_ok=True)
+        shutil.copy(self.notebook, root / self.place)
+        pictures = self.notebook.parents[len(self.place.parts) - 1] / "images"
+        if pictures.is_dir():
+            shutil.copytree(pictures, root / "images")
         for name, values in SETTINGS.items():
             path = self.folder / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +212,7 @@ class LabDriver:
         self.page.add_init_script(PAGE_SCRIPT)
         self.page.on("console", lambda m: self.console.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.console.append(str(error)))
-        self.page.goto(f"http://127.0.0.1:{self.port}/lab/tree/{self.notebook.name}?token={self.token}")
+        self.page.goto(f"http://127.0.0.1:{self.port}/lab/tree/{self.place.as_posix()}?token={self.token}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.until("a kernel", lambda: self.page.evaluate("!!window.lab.panel()?.sessionContext?.session?.kernel"), 60)
         self.page.evaluate("window.lab.watch()")

@@ -238,7 +238,8 @@ class BudgetPanel(RunPanel):
             return ""
         accuracy = run.evaluations["accuracy_percent"]
         dev = f", dev accuracy {accuracy[-1]:.1f} %" if len(accuracy) else ""
-        return f"seed {run.seed}, {run.elapsed_s:.2f} s of training, {run.train_bytes / 2**20:.2f} MiB a step (measured here){dev}"
+        cost = f"{run.elapsed_s:.2f} s of training, {run.train_bytes / 2**20:.2f} MiB a step"
+        return f"seed {run.seed}, {cost} (measured here){dev}"
 
     def _draw_run(self) -> None:
         if self.training is not None:

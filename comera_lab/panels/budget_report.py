@@ -75,9 +75,7 @@ class Report:
             try:
                 write_whole(path, text)
             except OSError as error:
-                words = (
-                    f"could not write {path}: {error.strerror}. Use the download links, or another folder"
-                )
+                words = f"could not write {path}: {error.strerror}. Use the download links, or another folder"
                 raise OSError(error.errno, words) from error
         return paths
 

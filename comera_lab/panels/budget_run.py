@@ -140,9 +140,7 @@ def settings_of(entry: Mapping[str, Any]) -> BudgetSettings:
     """The settings that an entry of a report carries; ValueError where they are not whole."""
     values = entry.get("settings")
     if not isinstance(values, dict) or set(values) != set(BudgetSettings.__dataclass_fields__):
-        raise ValueError(
-            f"settings must have {', '.join(BudgetSettings.__dataclass_fields__)}, got {values!r:.60}."
-        )
+        raise ValueError(f"settings must have {', '.join(BudgetSettings.__dataclass_fields__)}, got {values!r:.60}.")
     settings = BudgetSettings(**values)
     if settings.fault():
         raise ValueError(settings.fault())
