@@ -174,9 +174,7 @@ class Runner:
             self.join()
         return True
 
-    def _work(
-        self, make_job: Callable[[], Iterator[Progress]] | None, generation: int, ended: threading.Event
-    ) -> None:
+    def _work(self, make_job: Callable[[], Iterator[Progress]] | None, generation: int, ended: threading.Event) -> None:
         ending, failure = "failed", None
         try:
             job = self._job if make_job is None else make_job()
