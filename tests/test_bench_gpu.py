@@ -59,6 +59,7 @@ def test_every_section_gives_whole_rows(monkeypatch):
         ("encoder_step", "tt early stage graph"),
         ("optimizer_step", "coap over adamw fused"),
         ("optimizer_step", "coap 8-bit"),
+        ("optimizer_step", "coap eager over adamw fused"),
         ("tt_linear", "tt compiled"),
         ("basis_refresh", "warm over svd"),
         ("tt_lookup", "tt over dense"),

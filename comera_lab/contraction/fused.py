@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from comera_lab.kernels import takes_triton, unsupported
+from comera_lab.kernels import MAX_RANK, takes_triton, unsupported
 from comera_lab.shapes import TTMShape
 
 # The kernel for look-ups wants both half-tables whole: 256 MiB in float32 at most.
@@ -37,6 +37,26 @@ def fused_linear(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) ->
 
     dtype = _autocast_dtype(x) or x.dtype
     return tt_linear(x.to(dtype), left.to(dtype), right.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def fused_together(x: Tensor, maps: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> list[Tensor] | None:
+    """One (rows, out) per (left, right, bias) of `maps` in one launch; None where their ranks together are too many.
+
+    The lefts lie side by side and the rights along a diagonal. For k equal maps the second product meets k times as
+    many numbers, k - 1 of k zero, which such thin layers have time for: x is read once instead of k times, forward
+    and for the lefts' gradient, and its own gradient is written once instead of being added up.
+    """
+    if sum(left.shape[1] for left, _, _ in maps) > MAX_RANK:
+        return None
+    rights = [right for _, right, _ in maps]
+    widths = [right.shape[1] for right in rights]
+    given = [bias for _, _, bias in maps]
+    bias = None
+    if any(one is not None for one in given):
+        bias = torch.cat([right.new_zeros(right.shape[1]) if one is None else one
+                          for one, right in zip(given, rights, strict=True)])  # fmt: skip
+    out = fused_linear(x, torch.cat([left for left, _, _ in maps], dim=1), torch.block_diag(*rights), bias)  # type: ignore[no-untyped-call]
+    return list(torch.split(out, widths, dim=1))
 
 
 def lookup_is_fused(ids: Tensor, cores: Sequence[Tensor], shape: TTMShape, backend: str | None) -> bool:

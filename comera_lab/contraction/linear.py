@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from comera_lab.contraction.fused import fused_linear, linear_is_fused
+from comera_lab.contraction.fused import fused_linear, fused_together, linear_is_fused
 from comera_lab.contraction.many_rows import naive_products, products_of_many_rows
 from comera_lab.cores import chain, chain_tree, cores_to_matrix
 from comera_lab.shapes import ShapeError, TTShape, positive_int
@@ -203,8 +203,9 @@ def apply_cores(
 def apply_cores_together(x: Tensor, maps: Sequence[Map], backend: str | None = None) -> list[Tensor]:
     """x (..., in_features) -> one (..., out_features) per (cores, shape, bias) of `maps`: q, k and v of attention.
 
-    With many rows x is read once for all maps, and its gradient is written once. With few rows, where another
-    order is planned, or where the triton kernel serves, the maps are applied one by one. Errors as in `apply_cores`.
+    With many rows x is read once for all maps, and its gradient is written once; the triton kernel does so in one
+    launch while the ranks together fit it. With few rows and where another order is planned the maps are applied one
+    by one. Errors as in `apply_cores`.
     """
     for cores, shape, _ in maps:
         _check_input(x, cores, shape)
@@ -212,13 +213,16 @@ def apply_cores_together(x: Tensor, maps: Sequence[Map], backend: str | None = N
     together = torch.compiler.is_compiling() or (
         rows >= MANY_ROWS and all(_planned_cuts(shape, rows) == half_chain_cuts(shape) for _, shape, _ in maps)
     )
-    fused = any(
-        linear_is_fused(x, _weights(cores, bias), shape.middle_rank, backend, True) for cores, shape, bias in maps
-    )
-    if fused or not together:
-        return [apply_cores(x, *each, backend=backend) for each in maps]
+    fused = [linear_is_fused(x, _weights(cores, bias), shape.middle_rank, backend, True) for cores, shape, bias in maps]
     flat = x.reshape(-1, x.shape[-1])
-    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in _half_chains(flat, maps)]
+    outs: list[Tensor] | None = None
+    if all(fused):
+        outs = fused_together(flat, [(*_halves(cores, shape), bias) for cores, shape, bias in maps])
+    elif together and not any(fused):
+        outs = _half_chains(flat, maps)
+    if outs is None:
+        return [apply_cores(x, *each, backend=backend) for each in maps]
+    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
 
 
 def _weights(cores: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:

@@ -70,10 +70,11 @@ def encoder_section(bench: Bench) -> Iterator[BenchRow]:
 
 
 def optimizer_section(bench: Bench) -> Iterator[BenchRow]:
-    """The update alone over the matrices of LLaMA-1B in bf16: fused AdamW, COAP at rank 512, with 8-bit moments."""
+    """The update alone over the matrices of LLaMA-1B in bf16: fused AdamW, COAP at rank 512 (as
+    a graph would hold it, by its own step(), without kernels), with 8-bit moments."""
     layers, sizes = max(1, 24 // bench.shrink), {"model": "LLaMA-1B matrices", "rank": RANK}
     rows: dict[str, BenchRow] = {}
-    for provider in ("adamw fused", "coap", "coap torch", "coap 8-bit"):
+    for provider in ("adamw fused", "coap", "coap eager", "coap torch", "coap 8-bit"):
         if bench.late:
             return
         parameters = _llama_matrices(bench, layers)
@@ -223,13 +224,14 @@ def _update_of(
         optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     else:
         optimizer = _coap(parameters, _rank(bench), provider)
+        optimizer.backend = "torch" if provider == "coap torch" else None
     optimizer.step()
 
     def state_bytes() -> int:
         tensors = (value for state in optimizer.state.values() for value in state.values())
         return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
-    if provider in ("adamw fused", "coap torch"):
+    if provider in ("adamw fused", "coap eager", "coap torch"):
         return optimizer.step, state_bytes
     update = DeviceStep(optimizer)
 
