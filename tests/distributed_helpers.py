@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from comera_lab.experiments.datasets import Dataset, digits
-from comera_lab.experiments.distributed import Wire, World
+from comera_lab.experiments.distributed import World
 from comera_lab.experiments.parallel import Parallel, ParallelTrainer, held_bytes, split_model
 from comera_lab.experiments.recorder import StepRow
 from comera_lab.experiments.runs import TrainConfig
@@ -68,7 +68,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def train_cases(world: World, wire: Wire, cases: list[tuple[str, Any, int]], folder: str) -> dict[str, Any]:
+def train_cases(world: World, say: Any, cases: list[tuple[str, Any, int]], folder: str) -> dict[str, Any]:
     """Each (case, kind, accumulate) to its end; a checkpoint of each after half of the steps."""
     found = {}
     for case, kind, accumulate in cases:
@@ -81,7 +81,7 @@ def train_cases(world: World, wire: Wire, cases: list[tuple[str, Any, int]], fol
     return found
 
 
-def resume_cases(world: World, wire: Wire, cases: list[tuple[str, Any, str]]) -> dict[str, Any]:
+def resume_cases(world: World, say: Any, cases: list[tuple[str, Any, str]]) -> dict[str, Any]:
     """Each (case, kind, file) from its checkpoint to its end."""
     found = {}
     for case, kind, file in cases:
@@ -99,7 +99,7 @@ def _trainer(case: str, world: World, kind: Any, accumulate: int) -> ParallelTra
     return ParallelTrainer(model, wide_digits(), CASES[case], parallel=parallel)
 
 
-def bad_ends(world: World, wire: Wire, folder: str) -> dict[str, str]:
+def bad_ends(world: World, say: Any, folder: str) -> dict[str, str]:
     """What every process hears of non-finite gradients, a disk that cannot be written, and one wish to stop."""
     heard = {}
     trainer = _trainer("coap", world, "fsdp", 1)
@@ -128,7 +128,7 @@ def bad_ends(world: World, wire: Wire, folder: str) -> dict[str, str]:
     return heard
 
 
-def die_or_sleep(world: World, wire: Wire, how: str) -> None:
+def die_or_sleep(world: World, say: Any, how: str) -> None:
     """The last process dies, raises, or is silent in its third step; the others go on."""
     trainer = _trainer("adamw", world, "ddp", 1)
     for step in range(CONFIG.steps):

@@ -68,7 +68,7 @@ def test_fsdp_splits_weights_gradients_and_moments_and_ddp_copies_them(by_two, r
     for found in by_two:
         copied, split = found["coap-ddp"]["held"], found["coap-fsdp"]["held"]
         assert copied == whole
-        for pool in ("weights", "gradients"):
+        for pool in ("weights", "grads"):
             assert whole[pool] / 2 <= split[pool] < whole[pool] * 0.51
         assert found["coap-fsdp"]["report"] == split["optimizer"]
         basis = sum(map(len, found["coap-fsdp"]["bases"]))

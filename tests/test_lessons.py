@@ -51,6 +51,8 @@ LESSONS = (
     "11_coap_for_convolutions",
     "12_kernels_without_a_gpu",
     "13_real_gpu_runs",
+    "14_pretraining_a_code_model",
+    "15_beyond_one_machine",
     "T0_for_teachers",
     "16_capstone",
 )

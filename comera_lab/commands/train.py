@@ -138,7 +138,7 @@ def _train(options: argparse.Namespace, world: World) -> int:
         if world.first:
             recorded = task.recorded | {"processes": world.size, "parallel": options.parallel}
             recorder = stack.enter_context(Recorder(options.out, recorded, device=world.device))
-        on_row = _print_evaluation if world.first else None
+        on_row: Callable[[Any], None] | None = _print_evaluation if world.first else None
         if world.first and options.config is not None:
             tokens = task.data.train_x.shape[1]
             on_row = stack.enter_context(progress_bar(task.config, tokens, _print_evaluation))

@@ -1,6 +1,6 @@
 """Processes that work together: who this one is, how they agree, and what is said when one of them is gone.
 
-They are started by `torchrun` (`torchrun_world`), or on this machine by a function (`run_processes`), which a notebook
+They are started by `torchrun` (`torchrun_world`), or on this machine by a function (`processes`), which a notebook
 and the tests use. On CPUs they talk over gloo, on GPUs over NCCL.
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 
 TIMEOUT_S = 300.0  # a process that is silent for longer counts as lost
-_PRELOADED = ["comera_lab.experiments.parallel", "torch.distributed.fsdp", "torch.distributed.tensor", "sklearn.datasets"]
+_PRELOADED = ["comera_lab.experiments.scale_out", "torch.distributed.fsdp", "sklearn.datasets"]
 _LAST_WORDS_S = 3.0
 # How torch words a lost peer: gloo raises plain RuntimeErrors.
 _LOST = ("gloo", "Connection closed", "Connection reset", "Timed out", "TCPStore", "Broken pipe")
@@ -106,107 +106,99 @@ def _joined(world: World, address: str) -> Iterator[World]:
         distributed.destroy_process_group()
 
 
-@dataclass(frozen=True)
-class Wire:
-    """What a process of `run_processes` has of the one that started it: a line to it, and its wish to stop."""
-
-    say: Callable[[Any], None]
-    asked_to_stop: Callable[[], bool]
-
-
 def run_processes(
+    count: int, work: Callable[..., Any], *arguments: Any, timeout_s: float = 300.0, silence_s: float = 60.0
+) -> list[Any]:
+    """`work(world, say, *arguments)` in `count` new processes of one thread each; what they returned, by rank.
+
+    What they `say` is dropped here. Errors as for `processes`.
+    """
+    results: dict[int, Any] = {}
+    for _ in processes(count, work, *arguments, results=results, timeout_s=timeout_s, silence_s=silence_s):
+        pass
+    return [results[rank] for rank in range(count)]
+
+
+def processes(
     count: int,
     work: Callable[..., Any],
     *arguments: Any,
-    on_message: Callable[[int, Any], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    timeout_s: float = 120.0,
+    results: dict[int, Any],
+    timeout_s: float = 300.0,
     silence_s: float = 60.0,
-) -> list[Any]:
-    """`work(world, wire, *arguments)` in `count` new processes of one thread each; what they returned, by rank.
+) -> Iterator[tuple[int, Any] | None]:
+    """Start `work(world, say, *arguments)` in `count` new processes; yields (rank, x) for every `say(x)`.
 
-    `work` and what it takes and gives must be importable and picklable: a function of a module. `on_message(rank, x)`
-    gets what `wire.say(x)` said, in this thread; `should_stop` is passed on as `wire.asked_to_stop`. Raises
-    RuntimeError with the first error of a process, ProcessLost where one died, was silent to the others for
+    Yields None ten times a second when nothing is said. `results` takes what each returned, by rank. Closing the
+    iterator ends the processes. `work` must be a function of a module; what it takes, says and gives is pickled.
+    Raises RuntimeError with the first error of a process, ProcessLost where one died, was silent to the others for
     `silence_s`, or all together took longer than `timeout_s`; the others are ended then.
     """
     # forked from a server that has imported torch once, not from this process, whose threads a fork would break
-    methods = multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
+    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
         context.set_forkserver_preload(_PRELOADED)
-    stop, lines, processes = context.Event(), [], []
+    started: list[Any] = []
+    lines: list[Connection] = []
     with tempfile.TemporaryDirectory() as folder:
         address = Path(folder, "meeting").as_uri()
         try:
             for rank in range(count):
                 here, there = context.Pipe(duplex=False)
-                world = World(rank, count, timeout_s=silence_s)
-                process = context.Process(
-                    target=_process, args=(world, address, there, stop, work, arguments), daemon=True
-                )
-                process.start()
+                given = (World(rank, count, timeout_s=silence_s), address, there, work, arguments)
+                started.append(context.Process(target=_process, args=given, daemon=True))
+                started[-1].start()
                 there.close()
                 lines.append(here)
-                processes.append(process)
-            return _listen(processes, lines, stop, on_message, should_stop, time.monotonic() + timeout_s)
+            yield from _listen(started, lines, results, time.monotonic() + timeout_s)
         finally:
-            for process, line in zip(processes, lines, strict=True):
-                if process.is_alive():
-                    process.join(1.0)
+            for process in started:
+                process.join(1.0 if len(results) == count else 0.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
+            for line in lines:
                 line.close()
 
 
 def _listen(
-    processes: list[Any],
-    lines: list[Connection],
-    stop: Any,
-    on_message: Callable[[int, Any], None] | None,
-    should_stop: Callable[[], bool] | None,
-    deadline: float,
-) -> list[Any]:
-    results: dict[int, Any] = {}
+    started: list[Any], lines: list[Connection], results: dict[int, Any], deadline: float
+) -> Iterator[tuple[int, Any] | None]:
     lost = ""
     while len(results) < len(lines):
-        if should_stop is not None and should_stop():
-            stop.set()
         if time.monotonic() > deadline:
             raise ProcessLost(lost or f"the {len(lines)} processes did not end in time. Give a longer timeout_s.")
-        for line in wait([line for rank, line in enumerate(lines) if rank not in results], timeout=0.1):
-            rank = lines.index(line)  # type: ignore[arg-type]
+        ready = wait([line for rank, line in enumerate(lines) if rank not in results], timeout=0.1)
+        if not ready:
+            yield None
+        for rank in [rank for rank, line in enumerate(lines) if line in ready]:
             try:
                 kind, content = lines[rank].recv()
             except EOFError:
-                processes[rank].join()
-                code = processes[rank].exitcode
+                started[rank].join()
                 raise ProcessLost(
-                    f"process {rank} of {len(lines)} died (exit code {code}) and the others were ended. Code -9 often "
-                    "means that the memory was used up."
+                    f"process {rank} of {len(lines)} died (exit code {started[rank].exitcode}) and the others were "
+                    "ended. Code -9 often means that the memory was used up."
                 ) from None
-            if kind == "message" and on_message is not None:
-                on_message(rank, content)
-            elif kind == "result":
-                results[rank] = content
+            if kind == "message":
+                yield rank, content
             elif kind == "error":
                 raise RuntimeError(f"process {rank} of {len(lines)}: {content}")
-            elif kind == "lost":
+            else:
+                results[rank] = None if kind == "lost" else content
+            if kind == "lost":
                 lost = lost or content
-                results[rank] = None
                 deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)  # the one that is gone has more to say
     if lost:
         raise ProcessLost(lost)
-    return [results[rank] for rank in range(len(lines))]
 
 
-def _process(world: World, address: str, line: Connection, stop: Any, work: Any, arguments: tuple[Any, ...]) -> None:
+def _process(world: World, address: str, line: Connection, work: Any, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    wire = Wire(lambda content: line.send(("message", content)), stop.is_set)
     try:
         with _joined(world, address), world.watched("its work"):
-            result = work(world, wire, *arguments)
+            result = work(world, lambda content: line.send(("message", content)), *arguments)
         line.send(("result", result))
     except ProcessLost as error:
         line.send(("lost", str(error)))

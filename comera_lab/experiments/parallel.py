@@ -26,7 +26,7 @@ from comera_lab.experiments.language_model import LanguageTrainer
 from comera_lab.experiments.recorder import EvalRow, Recorder, StepRow
 from comera_lab.experiments.runs import TrainConfig
 from comera_lab.experiments.trainer import Trainer
-from comera_lab.optimizers.sharding import is_sharded, local, longest_side, spread_state
+from comera_lab.optimizers.sharding import is_sharded, local, longest_side, spread_state, whole
 
 Kind = Literal["ddp", "fsdp"]
 KINDS: tuple[Kind, ...] = ("ddp", "fsdp")
@@ -147,7 +147,7 @@ class ParallelTrainer(Trainer):
     def _held(self, more: bool) -> contextlib.AbstractContextManager[None]:
         """DDP sends gradients after the last part alone; FSDP after each, so that no whole gradient stays."""
         if more and isinstance(self._wrapped, nn.parallel.DistributedDataParallel):
-            return self._wrapped.no_sync()  # type: ignore[no-any-return]
+            return self._wrapped.no_sync()
         return contextlib.nullcontext()
 
     # checkpoints
@@ -192,9 +192,9 @@ class ParallelLanguageTrainer(ParallelTrainer, LanguageTrainer):
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes that this process holds now: storages of weights, gradients and optimizer state, each counted once."""
     parameters = list(model.parameters())
-    pools = {
+    pools: dict[str, list[Any]] = {
         "weights": parameters,
-        "gradients": [p.grad for p in parameters if p.grad is not None],
+        "grads": [p.grad for p in parameters if p.grad is not None],
         "optimizer": [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)],
     }
     found = {}
@@ -211,7 +211,7 @@ def _gathered(value: Any, keep: bool) -> Any:
     if isinstance(value, list):
         return [_gathered(item, keep) for item in value]
     if isinstance(value, Tensor) and is_sharded(value):
-        full = value.full_tensor()  # type: ignore[operator]
+        full = whole(value)
         return full.cpu() if keep else None
     return value
 

@@ -25,15 +25,15 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """The part of a DTensor that this process holds, on the same storage; any other tensor as it is."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Any) -> Tensor:
     """A DTensor put together from all processes, each of which must ask; any other tensor as it is."""
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return full
 
 

@@ -26,6 +26,7 @@ from comera_lab.panels.pareto import ParetoPanel  # noqa: E402
 from comera_lab.panels.pictures import image_row, part_bars  # noqa: E402
 from comera_lab.panels.planner import PlannerPanel  # noqa: E402
 from comera_lab.panels.predict import Predict, Question  # noqa: E402
+from comera_lab.panels.processes import ProcessesPanel  # noqa: E402
 from comera_lab.panels.projection import ProjectionPanel  # noqa: E402
 from comera_lab.panels.race import RacePanel  # noqa: E402
 from comera_lab.panels.ranks import RankTrainingPanel  # noqa: E402
@@ -50,6 +51,7 @@ __all__ = [
     "ParetoPanel",
     "PlannerPanel",
     "Predict",
+    "ProcessesPanel",
     "ProjectionPanel",
     "Question",
     "RacePanel",

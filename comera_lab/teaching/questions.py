@@ -183,6 +183,20 @@ def _kernel_ratio() -> tuple[int, str]:
     )
 
 
+def _pools_of_a_decoder() -> tuple[int, str]:
+    from comera_lab.experiments.language_model import language_config
+
+    ids = torch.zeros(8, 128, dtype=torch.int32)
+    with torch.device("meta"):
+        model = language_config("code-small").model.build()
+    pools = predict(model, (ids, ids)).as_dict()
+    sizes = ", ".join(f"{name} {count / 2**20:.1f}" for name, count in pools.items())
+    return POOLS.index(max(pools, key=lambda pool: pools[pool])), (
+        f"MiB: {sizes} (predicted). What a step keeps for its backward pass grows with the batch, the other "
+        "three with the model. The larger the model, the more they weigh."
+    )
+
+
 def _larger_tiles() -> tuple[int, str]:
     from comera_lab.kernels.puzzles import PUZZLES, run_model
 
@@ -207,8 +221,8 @@ def _smallest_step() -> tuple[int, str]:
     before = mib("dense", "adamw")
     after = [mib("dense", "adamw-8bit"), mib("dense", "coap"), mib("tensor trains", "adamw")]
     return after.index(min(after)), (
-        f"From {before:.2f} MiB to {after[0]:.2f}, {after[1]:.2f} and {after[2]:.2f} (predicted). An optimizer can save "
-        "at most its own pool; weights and gradients stay. Tensor trains shrink three pools of four, and then the "
+        f"From {before:.2f} MiB to {after[0]:.2f}, {after[1]:.2f} and {after[2]:.2f} (predicted). An optimizer can "
+        "save at most its own pool; weights and gradients stay. Tensor trains shrink three pools of four, and then the "
         "activations rule."
     )
 
@@ -217,6 +231,7 @@ def guess(lesson: str) -> Predict:
     """The question card of a lesson, for example guess("00")."""
     from comera_lab.panels.predict import Predict, Question
     from comera_lab.teaching.questions_13 import gpu_question
+    from comera_lab.teaching.questions_15 import processes_question
     from comera_lab.teaching.teachers import teachers_question
 
     questions = {
@@ -308,6 +323,13 @@ def guess(lesson: str) -> Predict:
             answer=_larger_tiles,
         ),
         "13": gpu_question(),
+        "15": processes_question(),
+        "14": Question(
+            text="A step of the decoder above, 8 blocks of 128 tokens, AdamW. Which pool holds the most bytes?",
+            choices=("weights", "grads", "optimizer", "activations"),
+            then="Now train with adamw, then with comera + coap, and compare the four pools in the table.",
+            answer=_pools_of_a_decoder,
+        ),
         "16": Question(
             text="Two hidden layers of 512, dense, AdamW. Which one change takes most MiB off a training step: moments "
             "of one byte, COAP with a quarter of the directions, or tensor trains of rank 8?",
