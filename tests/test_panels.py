@@ -30,6 +30,7 @@ NUMBERS = {
     "projection": ("projection_rank", "update_interval", "refresh_factor"),
     "optimizers": ("rank_ratio", "update_interval", "refresh_factor", "optimizer_steps"),
     "diffusion": ("rank_ratio", "diffusion_steps"),
+    "code": ("steps",),
     "budget": ("budget_mib", "budget_seconds", "rank", "target_ratio", "rank_ratio", "budget_steps"),
 }
 CHOICES = {
@@ -42,6 +43,7 @@ CHOICES = {
     "projection": ("projection_method", "gradient_precision"),
     "optimizers": ("axis",),
     "diffusion": ("diffusion_optimizer",),
+    "code": ("method",),
     "budget": ("budget_model", "budget_optimizer", "budget_rate", "axis"),
 }
 KINDS = {
@@ -56,6 +58,7 @@ KINDS = {
     "projection": lab.ProjectionPanel,
     "optimizers": lab.OptimizerRacePanel,
     "diffusion": lab.DiffusionPanel,
+    "code": lab.CodeModelPanel,
     "budget": lab.BudgetPanel,
 }
 HAS_SLIDER = [(k, c) for k, controls in NUMBERS.items() for c in controls if not c.endswith("features")]

@@ -30,7 +30,7 @@ from comera_lab.panels.live import History
 
 METHODS = ("adamw", "coap", "comera", "comera + coap")
 # Best of rates that double, as in data/results/lm_code_cpu.jsonl
-RATES = {"adamw": 5e-3, "coap": 2.5e-3, "comera": 2.5e-3, "comera + coap": 2.5e-3}
+RATES = {"adamw": 1.25e-3, "coap": 5e-3, "comera": 2.5e-3, "comera + coap": 1.25e-3}
 BATCH, VALIDATION_BLOCKS = 8, 64
 TESTS = 8  # evaluations in one training, the end included
 AVERAGED = 10  # steps that make one point of a curve
