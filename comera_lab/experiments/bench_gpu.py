@@ -7,6 +7,7 @@ section that fails in another way is named, the others still run, and the suite 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,7 +30,7 @@ from comera_lab.experiments.gpu_timing import (
 )
 from comera_lab.experiments.graphs import CudaCapture
 from comera_lab.experiments.rows import BenchRow
-from comera_lab.layers import TTEmbedding, TTLinear
+from comera_lab.layers import TTEmbedding, TTLinear, forward_together
 
 SECONDS = 390.0
 # Largest relative error against float64 on the same rounded inputs; a core scaled by 1.01 gives 1e-2 and more.
@@ -70,6 +71,7 @@ def correctness(bench: Bench) -> Iterator[BenchRow]:
         for dtype in (torch.bfloat16, torch.float32):
             for rank in (64, 128) if dtype == torch.bfloat16 else (64,):
                 yield _linear_is_right(bench, (bench.size(1000), in_features, out_features, rank), dtype)
+    yield _together_is_right(bench, torch.bfloat16)
     yield _lookup_is_right(bench)
     yield from training.correctness(bench)
 
@@ -221,6 +223,29 @@ def _linear_is_right(bench: Bench, sizes: tuple[int, int, int, int], dtype: torc
     want = [truth, *torch.autograd.grad(truth, exact, weights.double())]
     error = max(relative_error(ours, theirs) for ours, theirs in zip(got, want, strict=True))
     named = {"rows": rows, "in_features": in_features, "out_features": out_features, "rank": rank}
+    return refuse_wrong("tt_linear", error, LIMITS[dtype], named, dtype)
+
+
+def _together_is_right(bench: Bench, dtype: torch.dtype) -> BenchRow:
+    """q, k and v of the encoder's width and rank, as its step will make them."""
+    rows, width, rank = bench.size(1000), bench.size(768), min(30, bench.size(30, 4))
+    layers = [_module(bench, "tt", width, width, rank, dtype) for _ in range(3)]
+    x = bench.randn(rows, width, dtype=dtype).requires_grad_()
+    weights = [bench.randn(rows, width, dtype=dtype) for _ in layers]
+    outs = forward_together(x, [layer for layer in layers if isinstance(layer, TTLinear)])
+    inputs = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    got = [*outs, *torch.autograd.grad(outs, inputs, weights)]
+    wide = [copy.deepcopy(layer).double() for layer in layers]
+    exact_x = x.detach().double().requires_grad_()
+    truth = [
+        naive_apply_cores(exact_x, list(layer.cores), layer.shape, layer.bias)
+        for layer in wide
+        if isinstance(layer, TTLinear)
+    ]
+    exact = [exact_x, *(parameter for layer in wide for parameter in layer.parameters())]
+    want = [*truth, *torch.autograd.grad(truth, exact, [weight.double() for weight in weights])]
+    error = max(relative_error(ours, theirs) for ours, theirs in zip(got, want, strict=True))
+    named = {"rows": rows, "in_features": width, "out_features": width, "rank": rank, "together": len(layers)}
     return refuse_wrong("tt_linear", error, LIMITS[dtype], named, dtype)
 
 
