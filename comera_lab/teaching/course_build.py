@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import comera_lab
 from comera_lab.teaching.build import build_lesson, notebooks_folder
 from comera_lab.teaching.course import Course, CourseError, Part
 from comera_lab.teaching.course_cell import cell_text
@@ -130,7 +129,7 @@ def _pictures(course: Course, root: Path) -> Iterator[tuple[str, Path]]:
 
 def _kit(root: Path) -> Iterator[tuple[str, Path]]:
     """The package and its data, so that nothing of the kit has to be downloaded."""
-    package = Path(comera_lab.__file__).parent
+    package = Path(__file__).resolve().parents[1]
     yield from ((f"kit/{name}", root / name) for name in _KIT if (root / name).is_file())
     # an installed package has its data inside, a checkout beside it
     folders = [package] if (package / "data").is_dir() else [package, package.parent / "data"]
