@@ -63,12 +63,12 @@ ROUTES: dict[str, Route] = {
         Route("half-day", "Half a day", "where memory goes, and the one idea that shrinks weights",
               ("00", "01", "02", BREAK, "03", "04", TALK)),
         Route("memory", "Memory track", "people who run out of memory: all four pools, and what shrinks each",
-              ("00", "01", "02", None, "04", "06", None, "09", "10", None, "11", TALK)),
+              ("00", "01", "02", None, "04", "06", None, "09", "10", None, "11", "15", TALK)),
         Route("kernels", "Kernel track", "people who write GPU code: from the contraction to its tiles",
               ("00", "03", "04", None, "12", "13", TALK)),
         Route("two-weeks", "Two-week course", "everything, in ten sessions",
               ("00", "01", "02", None, "03", "04", None, "05", "06", None, "07", None, "08", None, "09", "10", None,
-               "11", None, "12", "13", None, "14", None, "16", TALK)),
+               "11", None, "12", "13", None, "14", None, "15", "16", TALK)),
     )
 }  # fmt: skip
 
