@@ -46,6 +46,7 @@ def test_public_llama_sizes_are_rebuilt_without_allocating(name, millions):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_decoders_have_the_shapes_that_published_optimizer_sizes_rest_on():
     for name in LLAMA:
         with torch.device("meta"):

@@ -118,6 +118,7 @@ def test_a_resumed_run_is_bitwise_the_run_that_was_not_cut(streams, model, tmp_p
         assert torch.equal(left, right)
 
 
+@pytest.mark.slow
 def test_the_rate_rises_and_falls_for_every_group_at_its_own_height(streams):
     plan = RankPlan(compression=1.5, gate_rate=0.05)
     trainer = trainer_of(config(TT, steps=20, optimizer="coap", ranks=plan), prepare(config(TT), streams)[1])
@@ -181,6 +182,7 @@ def test_one_table_counts_every_number_and_byte_once(streams):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "coap"])
+@pytest.mark.slow
 def test_a_run_that_learns_ranks_ends_at_its_compression(streams, optimizer):
     rows = []
     run = train_language_model(
@@ -195,6 +197,7 @@ def test_a_run_that_learns_ranks_ends_at_its_compression(streams, optimizer):
     assert sum(isinstance(row, StepRow) for row in rows) == 24
 
 
+@pytest.mark.slow
 def test_training_learns_and_stops_when_told(streams):
     run = train_language_model(config(steps=60), streams=streams)
     tests = [row.loss_nats for row in run.result.rows if isinstance(row, EvalRow)]
@@ -234,6 +237,7 @@ def test_marks_are_counted_by_hand():
         marks(made, made.blocks(8, masked=True))
 
 
+@pytest.mark.slow
 def test_a_model_writes_what_it_has_learned(streams):
     run = train_language_model(config(steps=150), streams=streams)
     model, tokenizer = run.model, run.streams.tokenizer

@@ -77,6 +77,7 @@ def test_the_command_line_changes_a_configuration(corpus, capsys):
     assert "2 steps of 4 x 16 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_learned_ranks_end_at_their_compression(corpus, capsys):
     assert main(["train", "tiny-comera", "--corpus", str(corpus), "--steps", "12"]) == 0
     assert "2.20x smaller than the dense model" in capsys.readouterr().out
