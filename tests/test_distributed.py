@@ -18,6 +18,7 @@ from tolerances import PROCESSES
 from comera_lab.experiments.distributed import ProcessLost, World, run_processes
 from comera_lab.experiments.parallel import Parallel, ParallelTrainer
 from comera_lab.experiments.recorder import read_rows
+from comera_lab.experiments.scale_out import ScaleOut, predicted_bytes, train_part
 from comera_lab.optimizers.sharding import longest_side
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,16 @@ def test_four_processes_train_as_one_and_what_they_save_two_can_read(folder, ref
     file = str(folder / "coap-fsdp-4.pt")
     again = run_processes(2, resume_cases, [("coap", "fsdp", file)])
     assert max(difference(one[file], references["coap"]) for one in again) < PROCESSES
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_lesson_15_predicts_the_bytes_that_each_process_holds(kind):
+    settings = ScaleOut(processes=4, kind=kind, optimizer="coap", steps=2)
+    predicted = predicted_bytes(settings)
+    held = [result["held"] for result in run_processes(4, train_part, settings)]
+    assert held[0] == predicted
+    for part in held[1:]:  # the last process may have a row less
+        assert all(0.99 * predicted[pool] < part[pool] <= predicted[pool] for pool in predicted)
 
 
 def test_every_process_hears_of_what_one_of_them_met(folder):

@@ -48,7 +48,7 @@ class ProcessesPanel(RunPanel):
         )
         self.steps = NumberControl("processes_steps", "steps", 20, 2, 200, "Training steps.", step=2)
         self.bars = self._live(
-            memory_bars(self._rows(), WIDEST),
+            _bars(self._rows(), "MiB"),
             "t-process-bars",
             "Bytes that each process holds, predicted and measured.",
         )
@@ -97,7 +97,7 @@ class ProcessesPanel(RunPanel):
                 for kind in ("ddp", "fsdp")
                 for optimizer in ("adamw", "coap")
             }
-            figures.append((count, memory_bars(rows, WIDEST, "MiB in each process (predicted)")))
+            figures.append((count, _bars(rows, "MiB in each process (predicted)")))
         return with_slider(figures, "processes ", active=1)
 
     def close(self) -> None:
@@ -166,6 +166,12 @@ class ProcessesPanel(RunPanel):
         total = predicted_bytes(self.settings())
         first = f"Predicted {mib(sum(total.values())):.2f} MiB in each process, without activations."
         say(self.numbers, sentence(" ".join([first, *self._words()])))
+
+
+def _bars(rows: dict[str, dict[str, float]], unit: str) -> go.Figure:
+    figure = memory_bars(rows, WIDEST, unit)
+    figure.update_traces(showlegend=False, selector={"name": "activations"})
+    return figure
 
 
 def _mib(pools: dict[str, int]) -> dict[str, float]:

@@ -20,9 +20,9 @@ lab.PlannerPanel()
 # %% [markdown]
 # ## Plan first
 #
-# Each bar is a way to train the model, each upright line a GPU. Drag nothing yet: which is the smallest
-# card that takes **llama-1b** under AdamW? Tick **CoMERA**, then **CoMERA + COAP**. Then choose
-# **llama-7b**, and a batch of 16.
+# Each bar is a way to train the model, each upright line a size of GPU. Before you touch anything:
+# which is the smallest card that takes this model under AdamW? And under **CoMERA + COAP**? Say which
+# pool decides, then set **checkpointing** to on. Then choose **llama-7b**.
 #
 # Where every bar is too long, one card is not enough. Then there are two ways to use several.
 
