@@ -50,13 +50,14 @@ def commit() -> str | None:
 
 
 def launch_command() -> str:
-    """How this process was started, without the folder of its program; "notebook" for a Jupyter kernel."""
+    """How this process was started, without the folders of this machine; "notebook" for a Jupyter kernel."""
     program = Path(sys.argv[0])
+    arguments = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]
     if "ipykernel" in program.name or "ipykernel" in str(program.parent):
         return "notebook"
     if program.name == "__main__.py":
-        return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
-    return shlex.join(["python" if program.name in ("", "-", "-c") else program.name, *sys.argv[1:]])
+        return shlex.join(["python", "-m", program.parent.name, *arguments])
+    return shlex.join(["python" if program.name in ("", "-", "-c") else program.name, *arguments])
 
 
 def date() -> str:
