@@ -304,7 +304,7 @@ def test_commit_names_the_checkout_and_says_when_files_differ(monkeypatch: pytes
     ("argv", "command"),
     [
         (["/opt/lab/bin/comera-lab", "train", "--steps", "9"], "comera-lab train --steps 9"),
-        (["/opt/lab/comera_lab/__main__.py", "train", "--out", "/home/ada/a.jsonl"], "python -m comera_lab train --out a.jsonl"),
+        (["/opt/comera_lab/__main__.py", "bench", "--out", "/opt/a.jsonl"], "python -m comera_lab bench --out a.jsonl"),
         (["/opt/lab/site-packages/ipykernel_launcher.py", "-f", "/home/ada/kernel.json"], "notebook"),
         (["-c"], "python"),
     ],
