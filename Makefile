@@ -4,6 +4,8 @@ BIN := .venv/bin
 PIN := -c binder/constraints.txt
 # JupyterLab refuses to run as root unless told; in a container there often is nobody else.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
+# Two workers of one thread each; a browser journey has the machine to itself.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 SOURCES := comera_lab tests notebooks/source
 
 .PHONY: lab test quick check bench notebooks notebooks-timing clean
@@ -14,11 +16,12 @@ lab: .venv/lab
 
 test: .venv/test check
 	@$(BIN)/comera-lab data prepare
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not browser"
+	$(BIN)/python -m pytest -m browser
 
 # Everything that needs no browser, no executed lesson and no long training: under three minutes.
 quick: .venv/test
-	$(BIN)/python -m pytest -m "not slow and not browser and not notebooks"
+	$(PYTEST) -m "not slow and not browser and not notebooks"
 
 check: .venv/test
 	$(BIN)/ruff check $(SOURCES)
