@@ -124,6 +124,13 @@ EXERCISES = (
                 answer=lambda means, rows: torch.stack(means).sum(dim=0),
                 message="A sum of means grows with the number of processes, and so would the step.",
             ),
+            Mistake(
+                name="sum of all rows",
+                answer=lambda means, rows: torch.stack(
+                    [mean * count for mean, count in zip(means, rows, strict=True)]
+                ).sum(dim=0),
+                message="That is the sum over all rows. The mean of the batch divides it by their number.",
+            ),
         ),
     ),
     Exercise(
