@@ -76,6 +76,7 @@ def test_the_recorded_study_is_complete_and_says_how_rates_were_chosen():
         tried = run[0]["config"]["tried"]
         assert tried[f"{row['learning_rate']:g}"] == min(tried.values()) and len(tried) >= 3
         assert run[0]["config"]["data_digest"] == runs[0][0]["config"]["data_digest"]
+        assert run[0]["commit"] is not None and not run[0]["commit"].endswith("-dirty")
         assert row["tokens"] == results[0]["tokens"] and row["steps"] == results[0]["steps"]
         if row["method"].startswith("comera-late"):
             assert 4.23 <= row["total_ratio"] < 4.23 * 1.02
