@@ -113,7 +113,8 @@ def _unique(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The different ids, ascending, and the places of all; on the meta device as many as there can be of `rows`."""
     if ids.is_meta:
         return ids.new_empty(min(ids.numel(), rows)), torch.empty_like(ids, dtype=torch.long)
-    return torch.unique(ids, return_inverse=True)
+    different, place = torch.unique(ids, return_inverse=True)
+    return different, place
 
 
 def _no_autocast(ids: Tensor) -> AbstractContextManager[object]:

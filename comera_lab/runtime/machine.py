@@ -179,7 +179,7 @@ def _ask_for_huge_pages(libc: ctypes.CDLL) -> bool:
     refused = libc.madvise(start, (block + _HUGE_HEAP_BYTES - start) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES,
                            _MADV_HUGEPAGE)  # fmt: skip
     libc.free(block)
-    return refused == 0
+    return bool(refused == 0)
 
 
 def seed_everything(seed: int) -> torch.Generator:

@@ -72,8 +72,7 @@ def _arguments(thing: Any) -> str:
 
 
 def _argument(parameter: inspect.Parameter) -> str:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     if parameter.default is inspect.Parameter.empty:
-        return stars + parameter.name
+        return str(parameter).partition(":")[0]  # with its stars
     shown = repr(parameter.default)
     return f"{parameter.name}={'..' if ' at 0x' in shown or len(shown) > 40 else shown}"
