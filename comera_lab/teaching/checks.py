@@ -166,7 +166,8 @@ def _judge_function(exercise: Exercise, answer: Callable[..., Any], terms: Terms
     if gap is None:
         expense = exercise.cost(answer, _cases(exercise, terms.seed)[0]) if exercise.cost else None
         if expense:
-            return _not_yet(exercise, "cost", expense)
+            dear = next((mistake.name for mistake in exercise.mistakes if mistake.message == expense), None)
+            return _not_yet(exercise, "cost", expense, dear)
         return _right(exercise)
     for mistake in exercise.mistakes:
         if _behaves_like(exercise, mistake.answer, outputs, terms.seed):
