@@ -50,7 +50,9 @@ class Panel:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End this panel: its callbacks, its figures and its place on the page."""
+        """End this panel: its callbacks, its figures and its place on the page. A second call does nothing."""
+        if self.closed:
+            return
         self.closed = True
         for throttle in self._throttles:
             throttle.cancel()

@@ -138,8 +138,8 @@ check("14.2", perplexity)
 
 # %%
 rows, tokens, vocabulary = 64, 256, 32_000
-print(f"{rows * tokens * vocabulary * 4 / 2**30:.2f} GiB of logits on one GPU in fp32, and as much again "
-      f"for their gradient (predicted)")
+gib = rows * tokens * vocabulary * 4 / 2**30
+print(f"{gib:.2f} GiB of logits on one GPU in fp32, and as much again for their gradient (predicted)")
 
 # %% [markdown]
 # None of it is needed at once. A few rows of logits, their loss, their gradient: then they can go.
@@ -268,8 +268,8 @@ print(recorded_table(data_file("results/lm_code_cpu.jsonl")))
 # %% [markdown]
 # Read it in four steps. **Loss**: who learns the most from the same tokens, and how many seeds say so?
 # **Bytes**: which pool does each method shrink? **Time**: is a compressed model of this width faster?
-# **Claim**: the abstract of CoMERA reports a code model 4.23 times smaller, in half the time. What of
-# it can a run of minutes on one core support, and what would you have to run to find out the rest?
+# **Claim**: the abstract of CoMERA reports a code model at a compression of 4.23, in half the time. What
+# of it can a run of minutes on one core support, and what would you have to run to find out the rest?
 
 # %%
 progress("14")

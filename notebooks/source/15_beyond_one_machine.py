@@ -135,7 +135,8 @@ print(f"the sum of G'(G P) {cols * rank:>12,} numbers, once in a few hundred ste
 # The first process alone prints, records and writes the checkpoint, one file beside `--out`. Any number
 # of processes goes on from it with `--resume`. A *batch size* is that of all processes together;
 # `--accumulate 4` cuts each share into four parts, for activations a quarter as large.
-#
+
+# %% [markdown]
 # **Slurm**: two machines of four GPUs, one `torchrun` on each.
 #
 # ```bash
@@ -147,7 +148,8 @@ print(f"the sum of G'(G P) {cols * rank:>12,} numbers, once in a few hundred ste
 #   --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$HEAD:29500" \
 #   -m comera_lab train code-small-coap --parallel fsdp --out /shared/run.jsonl
 # ```
-#
+
+# %% [markdown]
 # **Kubernetes**: an indexed Job of two pods behind a headless service named `train`.
 #
 # ```yaml
@@ -172,10 +174,10 @@ print(f"the sum of G'(G P) {cols * rank:>12,} numbers, once in a few hundred ste
 #         resources: {limits: {nvidia.com/gpu: 4}}
 #         volumeMounts: [{name: shared, mountPath: /shared}]
 #       volumes:
-#       - name: shared
-#         persistentVolumeClaim: {claimName: shared}
+#       - {name: shared, persistentVolumeClaim: {claimName: shared}}
 # ```
-#
+
+# %% [markdown]
 # Both send **SIGTERM** before they take a machine away. All processes then finish the same step, a
 # checkpoint is written, and the run says so. `/shared` must be a folder that all machines see. A
 # process that dies or is silent for `--timeout` seconds ends the run with one line: no run hangs.
