@@ -261,7 +261,7 @@ def test_command_prepares_from_an_archive_once_and_is_silent_then(
 
 @pytest.mark.parametrize(
     ("file", "before"),
-    [("Makefile", "comera-lab lab"), ("Makefile", "$(PYTEST) -m \"not browser\""), ("binder/postBuild", "NotebookClient")],
+    [("Makefile", "comera-lab lab"), ("Makefile", "$(PYTEST) -m"), ("binder/postBuild", "NotebookClient")],
 )
 def test_set_up_prepares_the_pairs_before_they_are_needed(file: str, before: str) -> None:
     text = (Path(__file__).parents[1] / file).read_text()
