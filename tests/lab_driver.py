@@ -194,13 +194,15 @@ class LabDriver:
             return False
 
     def _watch_memory(self) -> None:
-        """Peak resident memory of the server and of the kernels, MiB."""
+        """Peak memory of the server and of the kernels, MiB: resident, and of a kernel's own processes what is theirs
+        alone, since they share their pages with what they were forked from."""
         while not self._watching.wait(0.1):
             try:
                 server = psutil.Process(self.server.pid)
                 sizes = {"server": server.memory_info().rss, "kernel": 0}
-                for child in server.children(recursive=True):
+                for child in server.children():
                     sizes["kernel"] += child.memory_info().rss
+                    sizes["kernel"] += sum(one.memory_full_info().uss for one in child.children(recursive=True))
             except psutil.NoSuchProcess:
                 continue
             sizes["server + kernel"] = sum(sizes.values())
