@@ -28,7 +28,7 @@ def test_a_learner_trains_a_code_model_stops_it_and_lets_it_complete(tmp_path):
         assert lab.page.locator(f"{PANEL} .t-complete").first.is_disabled()
         lab.click(f"{PANEL} .t-stop")
         lab.until("the training to stop", lambda: "stopped at step" in lab.text(STATUS), 60)
-        lab.until("a text", lambda: "it writes" in lab.text(f"{PANEL} .t-growing"))
+        lab.until("a text", lambda: "it writes" in lab.text(f"{PANEL} .t-growing"), 60)
 
         lab.page.locator(f"{PANEL} .t-prompt textarea").first.fill("class Reader:\n    def ")
         lab.click(f"{PANEL} .t-complete")
@@ -37,5 +37,5 @@ def test_a_learner_trains_a_code_model_stops_it_and_lets_it_complete(tmp_path):
 
         lab.click(f"{PANEL} .t-resume")
         lab.until("the end", lambda: "finished after 40 steps" in lab.text(STATUS), 120)
-        lab.until("the pools", lambda: "4.23x" in lab.text(NUMBERS) and lab.text(NUMBERS).count("→") == 4)
+        lab.until("the pools", lambda: "4.23x" in lab.text(NUMBERS) and lab.text(NUMBERS).count("→") == 4, 60)
         assert [text for text in lab.faults() if "No such comm" not in text] == []
