@@ -146,7 +146,7 @@ def test_a_second_run_of_every_cell_leaves_one_live_panel(lab):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 def test_L02_each_lesson_fits_a_small_machine(name, browser, tmp_path, capsys):
-    """2 GiB and one core, as on Binder: everything runs, trains where there is a run bar, and peaks below 1 GiB, or 1.2."""
+    """2 GiB and one core, as on Binder: everything runs, trains where there is a run bar, peaks below 1 GiB or 1.2."""
     notebook = NOTEBOOKS / f"{name}.ipynb"
     with LabDriver(browser, notebook, tmp_path, limit_mib=BINDER_MIB, cores={0}) as lab:
         lab.run_all()
