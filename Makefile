@@ -16,8 +16,8 @@ lab: .venv/lab
 
 test: .venv/test check
 	@$(BIN)/comera-lab data prepare
-	$(PYTEST) -m "not browser"
-	$(BIN)/python -m pytest -m browser
+	$(PYTEST) -m "not browser or notebooks"
+	$(BIN)/python -m pytest -m "browser and not notebooks"
 
 # Everything that needs no browser, no executed lesson and no long training: under three minutes.
 quick: .venv/test
